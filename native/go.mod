@@ -1,0 +1,3 @@
+module atoll.local/native
+
+go 1.26
