@@ -1,0 +1,192 @@
+"""What can go wrong, in four families, each failure with a stable code and a hint.
+
+Theory of operation. `Refused`: the caller must change something. `Unavailable`: nothing happened, try again after `retry_after_s`.
+`OutcomeUnknown`: sent, no answer; look before retrying. `Bug`: an invariant is broken. Codes are append-only: docs/ERRORS.md is
+generated from this file and a test compares it with the lock file, so that no code is ever reused or removed. HTTP statuses and
+E2B's shapes are given at the edge that speaks them (`control/api`), never here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class Code(StrEnum):
+    """Every stable code. Append only."""
+
+    # what a caller asked for
+    INVALID_REQUEST = "INVALID_REQUEST"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    FORBIDDEN = "FORBIDDEN"
+    SANDBOX_NOT_FOUND = "SANDBOX_NOT_FOUND"
+    TEMPLATE_NOT_FOUND = "TEMPLATE_NOT_FOUND"
+    HOST_NOT_FOUND = "HOST_NOT_FOUND"
+    KEY_NOT_FOUND = "KEY_NOT_FOUND"
+    NOT_SUPPORTED = "NOT_SUPPORTED"
+    CLASS_LIMIT = "CLASS_LIMIT"
+    REQUEST_MISMATCH = "REQUEST_MISMATCH"
+    REQUEST_IN_PROGRESS = "REQUEST_IN_PROGRESS"
+    ILLEGAL_STATE = "ILLEGAL_STATE"
+    BODY_TOO_LARGE = "BODY_TOO_LARGE"
+    # admission
+    RATE_LIMITED = "RATE_LIMITED"
+    TEAM_SANDBOX_QUOTA = "TEAM_SANDBOX_QUOTA"
+    DEPLOYMENT_SANDBOX_QUOTA = "DEPLOYMENT_SANDBOX_QUOTA"
+    RECORDS_QUOTA = "RECORDS_QUOTA"
+    HOST_QUOTA = "HOST_QUOTA"
+    # placement and life
+    NO_CAPACITY = "NO_CAPACITY"
+    NO_HOSTS = "NO_HOSTS"
+    HOST_NOT_ACTIVE = "HOST_NOT_ACTIVE"
+    INSUFFICIENT_CPU = "INSUFFICIENT_CPU"
+    INSUFFICIENT_MEMORY = "INSUFFICIENT_MEMORY"
+    INSUFFICIENT_DISK = "INSUFFICIENT_DISK"
+    INSUFFICIENT_SLOTS = "INSUFFICIENT_SLOTS"
+    GUEST_BOOT_TIMEOUT = "GUEST_BOOT_TIMEOUT"
+    GUEST_IDENTITY_MISMATCH = "GUEST_IDENTITY_MISMATCH"
+    IMAGE_UNAVAILABLE = "IMAGE_UNAVAILABLE"
+    IMAGE_CORRUPT = "IMAGE_CORRUPT"
+    START_FAILED = "START_FAILED"
+    GUEST_EXITED = "GUEST_EXITED"
+    END_REACHED = "END_REACHED"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    RELEASE_REQUESTED = "RELEASE_REQUESTED"
+    CREATE_TIMEOUT = "CREATE_TIMEOUT"
+    HOST_DISK_FULL = "HOST_DISK_FULL"
+    RUNTIME_MISSING = "RUNTIME_MISSING"
+    CLEANUP_FAILED = "CLEANUP_FAILED"
+    PLACEMENT_LOST = "PLACEMENT_LOST"
+    HOST_QUARANTINED = "HOST_QUARANTINED"
+    # agent protocol
+    ENROLLMENT_TOKEN_INVALID = "ENROLLMENT_TOKEN_INVALID"  # noqa: S105 - a code, not a secret
+    ENROLLMENT_CONFLICT = "ENROLLMENT_CONFLICT"
+    OVERLAPPING_AGENT_SESSION = "OVERLAPPING_AGENT_SESSION"
+    STALE_AGENT_EPOCH = "STALE_AGENT_EPOCH"
+    STALE_POLL = "STALE_POLL"
+    COMMAND_CONFLICT = "COMMAND_CONFLICT"
+    PROTOCOL_UNSUPPORTED = "PROTOCOL_UNSUPPORTED"
+    CREDENTIAL_REVOKED = "CREDENTIAL_REVOKED"
+    # weather
+    CONTROL_UNAVAILABLE = "CONTROL_UNAVAILABLE"
+    STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+    STORE_FULL = "STORE_FULL"
+    STORE_LOCKED = "STORE_LOCKED"
+    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
+    INTERNAL = "INTERNAL"
+    # this machine
+    NOT_ROOT = "NOT_ROOT"
+    PORT_TAKEN = "PORT_TAKEN"
+    ALREADY_RUNNING = "ALREADY_RUNNING"
+    NOT_RUNNING = "NOT_RUNNING"
+    AGENT_LOCKED = "AGENT_LOCKED"
+    SETUP_FAILED = "SETUP_FAILED"
+
+
+HINTS: Final[Mapping[Code, str]] = {
+    Code.INVALID_REQUEST: "Correct the field that the message names and send the request again.",
+    Code.UNAUTHENTICATED: "Send a valid key in X-API-KEY; `atoll key create` makes one.",
+    Code.FORBIDDEN: "This key may not do that; use a key of the owning team or an operator key.",
+    Code.SANDBOX_NOT_FOUND: "It has ended, or it belongs to another team; `atoll sandbox list` shows yours.",
+    Code.TEMPLATE_NOT_FOUND: "`atoll template list` shows the templates you can use.",
+    Code.HOST_NOT_FOUND: "`atoll host list` shows the hosts.",
+    Code.KEY_NOT_FOUND: "`atoll key list` shows the keys of the team.",
+    Code.NOT_SUPPORTED: "This release does not do that yet; leave the option out.",
+    Code.CLASS_LIMIT: "Ask for less, or let the operator raise the limit of the class.",
+    Code.REQUEST_MISMATCH: "This request id was used with another body; use a new one.",
+    Code.REQUEST_IN_PROGRESS: "The first request with this id is still running; ask again in a moment.",
+    Code.ILLEGAL_STATE: "Look at the sandbox's state and try again when it has settled.",
+    Code.BODY_TOO_LARGE: "Send a smaller body.",
+    Code.RATE_LIMITED: "Slow down; Retry-After says for how long.",
+    Code.TEAM_SANDBOX_QUOTA: "Release sandboxes that you no longer need, or let the operator raise the team's quota.",
+    Code.DEPLOYMENT_SANDBOX_QUOTA: "The deployment is full; try again later or let the operator raise its quota.",
+    Code.RECORDS_QUOTA: "Too many ended sandboxes are still retained; try again later.",
+    Code.HOST_QUOTA: "Remove a host or let the operator raise the number of hosts.",
+    Code.NO_CAPACITY: "No host has room; release sandboxes, add a host, or ask for less. `atoll host list` shows what is free.",
+    Code.NO_HOSTS: "No active healthy host; `atoll status` and `atoll doctor` say why.",
+    Code.HOST_NOT_ACTIVE: "Activate the host or wait until another has room.",
+    Code.INSUFFICIENT_CPU: "Ask for less CPU or wait until some is free.",
+    Code.INSUFFICIENT_MEMORY: "Ask for less memory or wait until some is free.",
+    Code.INSUFFICIENT_DISK: "Ask for less disk or wait until some is free.",
+    Code.INSUFFICIENT_SLOTS: "Wait until another sandbox on this host ends.",
+    Code.GUEST_BOOT_TIMEOUT: "The guest did not answer in time; `atoll sandbox logs` shows its console, `atoll doctor` tests the runtime.",
+    Code.GUEST_IDENTITY_MISMATCH: "Something else answered in the guest's place; look at the host's agent log.",
+    Code.IMAGE_UNAVAILABLE: "The host does not have this template; `atoll template list` shows what exists.",
+    Code.IMAGE_CORRUPT: "The template's files do not match its manifest; run `make up` to rebuild it.",
+    Code.START_FAILED: "The runtime refused to start; the event's detail and `atoll doctor` say why.",
+    Code.GUEST_EXITED: "The guest ended by itself; `atoll sandbox logs` shows its last words.",
+    Code.END_REACHED: "It reached its timeout; ask for a longer one or extend it in time.",
+    Code.LEASE_EXPIRED: "Its host could not reach control for longer than its lease.",
+    Code.RELEASE_REQUESTED: "Somebody asked for it.",
+    Code.CREATE_TIMEOUT: "The sandbox was not ready in time and was released; try again.",
+    Code.HOST_DISK_FULL: "Free space on the host's disk.",
+    Code.RUNTIME_MISSING: "Run `make up` to build or install the runtime.",
+    Code.CLEANUP_FAILED: "Parts of the sandbox could not be removed; the agent goes on trying, its log says which.",
+    Code.PLACEMENT_LOST: "The host no longer has this sandbox.",
+    Code.HOST_QUARANTINED: "The host holds things that it cannot explain; `atoll doctor` lists them.",
+    Code.ENROLLMENT_TOKEN_INVALID: "Make a new token with `atoll host enrollment-token create`.",
+    Code.ENROLLMENT_CONFLICT: "This host is enrolled with other facts; disable it first or use another id.",
+    Code.OVERLAPPING_AGENT_SESSION: "Another agent run holds this host; stop it or wait until its session is stale.",
+    Code.STALE_AGENT_EPOCH: "A newer agent run has taken over this host; this one must end.",
+    Code.STALE_POLL: "A newer poll of the same session exists; only that one is answered.",
+    Code.COMMAND_CONFLICT: "The same command id came with other content; this is a fault of control.",
+    Code.PROTOCOL_UNSUPPORTED: "Update the older of the two programs.",
+    Code.CREDENTIAL_REVOKED: "The host was disabled; enrol it again.",
+    Code.CONTROL_UNAVAILABLE: "Control is not reachable; try again, `atoll status` shows whether it runs.",
+    Code.STORE_UNAVAILABLE: "The database did not answer; nothing was changed, try again.",
+    Code.STORE_FULL: "The disk of the database is full; free space, nothing was changed.",
+    Code.STORE_LOCKED: "Another control process uses this database; stop it first.",
+    Code.OUTCOME_UNKNOWN: "Look at the object before you repeat the request.",
+    Code.INTERNAL: "This is a fault of Atoll; the log of control has the details under the request id.",
+    Code.NOT_ROOT: "Run it as root (sudo).",
+    Code.PORT_TAKEN: "Stop the program that listens there or choose another with ATOLL_PORT.",
+    Code.ALREADY_RUNNING: "This instance runs already; `atoll status` shows it.",
+    Code.NOT_RUNNING: "Start it with `make up`.",
+    Code.AGENT_LOCKED: "Another agent runs with this state directory.",
+    Code.SETUP_FAILED: "The message names the step; mend it and run `make up` again.",
+}
+
+
+class AtollError(Exception):
+    """A failure with a stable `code`, a `message` for people and a `hint` that says what to do."""
+
+    family = "bug"
+
+    def __init__(self, code: Code, message: str, *, hint: str | None = None, **detail: str | int | float | None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint or HINTS[code]
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class Refused(AtollError):
+    """The caller must change something; repeating the same request gives the same answer."""
+
+    family = "refused"
+
+
+class Unavailable(AtollError):
+    """Nothing happened; the same request may succeed after `retry_after_s`."""
+
+    family = "unavailable"
+
+    def __init__(self, code: Code, message: str, *, retry_after_s: float = 1.0, hint: str | None = None, **detail: str | int | float | None) -> None:
+        super().__init__(code, message, hint=hint, **detail)
+        self.retry_after_s = retry_after_s
+
+
+class OutcomeUnknown(AtollError):
+    """It was sent and no answer came: look before retrying."""
+
+    family = "outcome_unknown"
+
+
+class Bug(AtollError):
+    """An invariant is broken; never the caller's fault."""
+
+    family = "bug"

@@ -1,0 +1,155 @@
+"""What every API may ask of control, in Atoll's words. `api/e2b` and `api/v1` translate; `sandboxes.py` and others do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
+
+from atoll.base.secret import Secret
+from atoll.domain.host import Health, Host
+from atoll.base.units import Vector
+from atoll.domain.sandbox import Sandbox
+from atoll.domain.template import Template
+from atoll.domain.tenancy import Client, Role, Team
+from atoll.planning.resolve import CreateRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks; every read and change is limited to its team, unless it is an operator where the method says so."""
+
+    team: Team
+    client: Client
+
+    @property
+    def operator(self) -> bool:
+        return self.client.role is Role.OPERATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which sandboxes. Of a team, those that its APIs show: `visible` = ready and beyond, not ending; `all` = ended ones too."""
+
+    scope: Literal["visible", "living", "all"] = "visible"
+    states: frozenset[str] = frozenset()
+    """Of domain.sandbox.State; empty = no filter."""
+    metadata: Mapping[str, str] | None = None
+    template: str | None = None
+    started_after: float | None = None
+    ascending: bool = False
+    limit: int = 100
+    cursor: str | None = None
+    """Opaque, from `Page.next_cursor`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A part of a list; `next_cursor` is None on the last."""
+
+    items: Sequence[T]
+    next_cursor: str | None = None
+    total_running: int = 0
+    """How many of the team's sandboxes are ready, whatever the filter."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """One entry of a sandbox's history. `seq` grows over the whole deployment. `data` never holds a secret."""
+
+    seq: int
+    id: str
+    at: float
+    type: str
+    """E.g. `sandbox.accepted`, `sandbox.ready`, `sandbox.released`."""
+    sandbox_id: str
+    team_id: str
+    generation: int
+    state: str
+    reason: str | None
+    data: Mapping[str, str | int | float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """A host with what is used of it."""
+
+    host: Host
+    health: Health
+    used: Vector
+    sandboxes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key, shown this once."""
+
+    client: Client
+    key: Secret
+
+
+class Service(Protocol):
+    """*Errors* of all: Refused and Unavailable of base.errors. A stranger's sandbox is SANDBOX_NOT_FOUND, like one that never was."""
+
+    async def authenticate(self, key: Secret) -> Caller: ...
+
+    async def create(self, caller: Caller, request: CreateRequest) -> Sandbox:
+        """Accept, place, and (request.wait) answer when ready.
+
+        *Idempotency*: by `request_id`: the same body gives the same sandbox; REQUEST_MISMATCH, or REQUEST_IN_PROGRESS while the first is
+        not ready. *Errors*: NO_CAPACITY / CREATE_TIMEOUT (Unavailable) after the class's patience, with the sandbox released and the key
+        forgotten; the sandbox's own failure reason (START_FAILED...) as Unavailable.
+        """
+        ...
+
+    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False) -> Sandbox:
+        """One sandbox that is visible (ready, paused...); with `ended`, also starting and ended ones."""
+        ...
+
+    async def find(self, caller: Caller, query: Query) -> Page[Sandbox]: ...
+
+    async def release(self, caller: Caller, sandbox_id: str, *, reason: str = "RELEASE_REQUESTED") -> Sandbox:
+        """End it, from every state; returns at once when the intent is committed. SANDBOX_NOT_FOUND when it is ending already or ended."""
+        ...
+
+    async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
+        """Let it end `timeout_s` from now. Only-extend never shortens. 0 ends it now. Waits for the agent's word when the old end is near."""
+        ...
+
+    async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> Sequence[EventRecord]: ...
+
+    async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
+        """The guest's console, as far as its host still has it."""
+        ...
+
+    async def templates(self, caller: Caller) -> Sequence[Template]: ...
+
+    async def template(self, caller: Caller, reference: str) -> Template:
+        """By id, alias or `namespace/alias[:tag]`. *Errors*: TEMPLATE_NOT_FOUND, INVALID_REQUEST."""
+        ...
+
+    async def hosts(self, caller: Caller) -> Sequence[HostView]:
+        """Operators only (FORBIDDEN)."""
+        ...
+
+    async def host(self, caller: Caller, host_id: str) -> HostView:
+        """By id or name; operators only."""
+        ...
+
+    async def keys(self, caller: Caller) -> Sequence[Client]: ...
+
+    async def create_key(self, caller: Caller, *, name: str, role: Role = Role.MEMBER, team: str | None = None) -> NewKey:
+        """A key of the caller's team. Only operators may give OPERATOR or name another team (made when it does not exist)."""
+        ...
+
+    async def revoke_key(self, caller: Caller, client_id: str) -> Client: ...
+
+    def access_token(self, sandbox: Sandbox) -> str | None:
+        """The guest's access token (derived, never stored); None for an unsecured sandbox."""
+        ...
+
+    def traffic_token(self, sandbox: Sandbox) -> str | None:
+        """The token that public ports demand; None where traffic is public."""
+        ...

@@ -1,0 +1,102 @@
+"""Host: everything that can hold a sandbox; its record alone grants its capacity.
+
+Theory of operation. Operators write `admin`; the agent's polls write the session fields; health is derived from the age of the last
+poll and never stored. `disabled` is a fence: the credential is cleared, its version raised, and everything on the host counts as
+gone once the last lease has run out. The credential itself is never stored, only its digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from atoll.base.ids import EpochId, HostId
+from atoll.base.units import Vector
+from atoll.domain import machine
+
+
+class Admin(StrEnum):
+    """What the operator wants of the host."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    DISABLED = "disabled"
+
+
+class AdminEvent(StrEnum):
+    """What an operator can say."""
+
+    ACTIVATE = "activate"
+    DRAIN = "drain"
+    DISABLE = "disable"
+
+
+MOVES: Final[Mapping[tuple[Admin, AdminEvent], Admin]] = {
+    (Admin.ACTIVE, AdminEvent.ACTIVATE): Admin.ACTIVE,
+    (Admin.DRAINING, AdminEvent.ACTIVATE): Admin.ACTIVE,
+    (Admin.ACTIVE, AdminEvent.DRAIN): Admin.DRAINING,
+    (Admin.DRAINING, AdminEvent.DRAIN): Admin.DRAINING,
+    (Admin.ACTIVE, AdminEvent.DISABLE): Admin.DISABLED,
+    (Admin.DRAINING, AdminEvent.DISABLE): Admin.DISABLED,
+    (Admin.DISABLED, AdminEvent.DISABLE): Admin.DISABLED,
+}
+
+
+class Health(StrEnum):
+    """How fresh the host's word is."""
+
+    UNKNOWN = "unknown"
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    LOST = "lost"
+
+
+SUSPECT_AFTER_S: Final = 30.0
+LOST_AFTER_S: Final = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host's row. `capacity` is what it registered, overcommit already applied."""
+
+    id: HostId
+    revision: int
+    name: str
+    admin: Admin
+    capacity: Vector
+    arch: str
+    region: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    credential_digest: str | None = None
+    credential_version: int = 1
+    epoch: EpochId | None = None
+    poll_seq: int = 0
+    seen_at: float | None = None
+    lease_until: float | None = None
+    agent_version: str | None = None
+    protocol_min: int = 1
+    protocol_max: int = 1
+    isolations: frozenset[str] = frozenset()
+    """The isolations whose self-test passed on this host."""
+    images: frozenset[str] = frozenset()
+    """Digests that it holds ready."""
+    problems: tuple[str, ...] = ()
+    """Ids of failed checks; any makes the host unschedulable."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def step(state: Admin, event: AdminEvent) -> Admin:
+    """The admin state after an operator's word. *Errors*: machine.IllegalMove (a disabled host must be enrolled again)."""
+    return machine.step(MOVES, state, event)
+
+
+def health(host: Host, *, now: float) -> Health:
+    """Health from the age of the last poll. *Units*: wall seconds."""
+    if host.seen_at is None:
+        return Health.UNKNOWN
+    age_s = now - host.seen_at
+    if age_s < SUSPECT_AFTER_S:
+        return Health.HEALTHY
+    return Health.SUSPECT if age_s < LOST_AFTER_S else Health.LOST

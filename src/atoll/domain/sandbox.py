@@ -1,0 +1,152 @@
+"""Sandbox: what a client asks for and keeps by id, over all its generations.
+
+Theory of operation. Only `control`'s reconcile function moves `state`, one event at a time, each move committed with its event
+record `WHERE revision = read`. `releasing` can be entered from every living state, and wins; it ends only in `released` or `failed`,
+and only when its placement is *observed* absent or fenced. Conditions are apart from the state: they say what is wrong while it
+stays. What is not in this table: capacity (placement.py), leases (host.py), the reason of an end, which is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
+from atoll.domain import machine
+from atoll.domain.spec import Spec
+
+
+class State(StrEnum):
+    """Where a sandbox is. The words of other systems are mapped at the edge that speaks them."""
+
+    PENDING = "pending"
+    RESERVING = "reserving"
+    PROVISIONING = "provisioning"
+    READY = "ready"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    RESUMING = "resuming"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    FAILED = "failed"
+
+
+class Event(StrEnum):
+    """What can happen to a sandbox."""
+
+    HOST_REFUSED = "host_refused"
+    NO_ROOM = "no_room"
+    PLACED = "placed"
+    GUEST_READY = "guest_ready"
+    REPLACED = "replaced"
+    PAUSE = "pause"
+    PAUSE_SEEN = "pause_seen"
+    SUSPEND = "suspend"
+    SUSPEND_SEEN = "suspend_seen"
+    SAVE_FAILED = "save_failed"
+    STOP = "stop"
+    STOP_SEEN = "stop_seen"
+    RESUME = "resume"
+    RELEASE = "release"
+    ABSENCE_CONFIRMED = "absence_confirmed"
+    FAILURE_CONFIRMED = "failure_confirmed"
+
+
+class Condition(StrEnum):
+    """What is wrong while the state stays as it is."""
+
+    CLEANUP_PENDING = "CLEANUP_PENDING"
+    UNREACHABLE = "UNREACHABLE"
+    REPLACEMENT_BLOCKED = "REPLACEMENT_BLOCKED"
+    NO_ELIGIBLE_HOST = "NO_ELIGIBLE_HOST"
+    DEADLINE_MISSED = "DEADLINE_MISSED"
+
+
+TERMINAL: Final = frozenset({State.RELEASED, State.FAILED})
+LIVING: Final = frozenset(State) - TERMINAL
+STARTING: Final = frozenset({State.PENDING, State.RESERVING, State.PROVISIONING})
+"""Not shown to E2B clients: 404 and not listed."""
+
+_BASE: Final[Mapping[tuple[State, Event], State]] = {
+    (State.PENDING, Event.HOST_REFUSED): State.RESERVING,
+    (State.RESERVING, Event.HOST_REFUSED): State.RESERVING,
+    (State.RESERVING, Event.NO_ROOM): State.PENDING,
+    (State.PENDING, Event.NO_ROOM): State.PENDING,
+    (State.PENDING, Event.PLACED): State.PROVISIONING,
+    (State.RESERVING, Event.PLACED): State.PROVISIONING,
+    (State.PROVISIONING, Event.GUEST_READY): State.READY,
+    (State.PROVISIONING, Event.REPLACED): State.PENDING,
+    (State.READY, Event.REPLACED): State.PENDING,
+    (State.READY, Event.PAUSE): State.PAUSING,
+    (State.PAUSING, Event.PAUSE_SEEN): State.PAUSED,
+    (State.READY, Event.SUSPEND): State.SUSPENDING,
+    (State.PAUSED, Event.SUSPEND): State.SUSPENDING,
+    (State.SUSPENDING, Event.SUSPEND_SEEN): State.SUSPENDED,
+    (State.SUSPENDING, Event.SAVE_FAILED): State.READY,
+    (State.READY, Event.STOP): State.STOPPING,
+    (State.STOPPING, Event.STOP_SEEN): State.STOPPED,
+    (State.PAUSED, Event.RESUME): State.RESUMING,
+    (State.SUSPENDED, Event.RESUME): State.RESUMING,
+    (State.STOPPED, Event.RESUME): State.RESUMING,
+    (State.RESUMING, Event.GUEST_READY): State.READY,
+    (State.RELEASING, Event.ABSENCE_CONFIRMED): State.RELEASED,
+    (State.RELEASING, Event.FAILURE_CONFIRMED): State.FAILED,
+}
+
+MOVES: Final[Mapping[tuple[State, Event], State]] = {
+    **_BASE,
+    **{(state, Event.RELEASE): State.RELEASING for state in LIVING},
+}
+
+
+def step(state: State, event: Event) -> State:
+    """The state after `event`. *Errors*: machine.IllegalMove; terminal states take no event."""
+    return machine.step(MOVES, state, event)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A sandbox's row. Times are wall seconds (records and answers only: what is enforced is counted by the agent)."""
+
+    id: SandboxId
+    revision: int
+    """Raised by each commit; the fencing token of every change."""
+    team_id: TeamId
+    client_id: ClientId
+    state: State
+    spec: Spec
+    generation: int
+    desired_revision: int
+    """Raised by each new order to the agent within one generation; part of command ids."""
+    created_at: float
+    end_at: float | None
+    """When it ends by itself; None for boxes."""
+    end_revision: int
+    request_id: str | None = None
+    request_digest: str | None = None
+    alias: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    payload_digest: str | None = None
+    started_at: float | None = None
+    """First ready; what E2B calls startedAt."""
+    released_at: float | None = None
+    host_id: HostId | None = None
+    placement_id: PlacementId | None = None
+    reason: str | None = None
+    """Why it ends or ended: a Code."""
+    detail: str | None = None
+    release_requested_at: float | None = None
+    failing: bool = False
+    """The end that is under way counts as a failure."""
+    conditions: frozenset[Condition] = frozenset()
+    deadline_at: float | None = None
+    """When the present state must have been left, or looked at again."""
+    tried_hosts: tuple[str, ...] = ()
+    attempts: int = 0
+    bootstrap_exposed: bool = False

@@ -1,0 +1,92 @@
+"""The spec: what one pure `resolve(request)` makes of class, template, size and overrides.
+
+Stored with the sandbox and sent to the agent as it is, so it holds no secret: environment values and tokens travel as a sealed
+payload (`Sandbox.payload_digest`). Unknown fields of a stored older spec are ignored, missing ones take these defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from atoll.base.units import Vector
+
+
+class Isolation(StrEnum):
+    """What separates the guest from the host. Never claim more than is true."""
+
+    VM = "vm"
+    GVISOR = "gvisor"
+    SHARED_KERNEL = "shared-kernel"
+
+
+class OnExit(StrEnum):
+    """What happens when the guest ends by itself."""
+
+    RELEASE = "release"
+    RESTART = "restart"
+
+
+class OnLeaseExpiry(StrEnum):
+    """What the agent does with a sandbox when its host's lease runs out."""
+
+    END = "end"
+    SUSPEND = "suspend"
+    KEEP = "keep"
+
+
+class OnEnd(StrEnum):
+    """What the agent does at `end_at`."""
+
+    KILL = "kill"
+    SUSPEND = "suspend"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSpec:
+    """Egress and ingress. `allow_out` wins over `deny_out`; private ranges are closed whatever these say."""
+
+    internet: bool = True
+    allow_out: tuple[str, ...] = ()
+    deny_out: tuple[str, ...] = ()
+    public_traffic: bool = True
+    mask_request_host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One sandbox's resolved shape. *Units*: millicores, MiB, seconds."""
+
+    class_name: str
+    template_id: str
+    image: str
+    """Digest of the template build's image (`sha256:...`)."""
+    image_name: str
+    """The template's name, for logs and for hosts that hold images by name."""
+    isolation: Isolation
+    cpu_millis: int
+    memory_mib: int
+    disk_mib: int
+    pids_max: int
+    timeout_s: int
+    on_end: OnEnd = OnEnd.KILL
+    on_exit: OnExit = OnExit.RELEASE
+    on_lease_expiry: OnLeaseExpiry = OnLeaseExpiry.END
+    default_user: str = "user"
+    default_workdir: str | None = None
+    command: tuple[str, ...] = ()
+    network: NetworkSpec = field(default_factory=NetworkSpec)
+    arch: str = "x86_64"
+    regions: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    require_host: str | None = None
+    reserve_s: float = 10.0
+    image_s: float = 600.0
+    guest_ready_s: float = 60.0
+    release_s: float = 60.0
+    no_capacity_s: float = 300.0
+    create_patience_s: float = 50.0
+
+    def vector(self) -> Vector:
+        """What a running placement of this spec holds on its host."""
+        return Vector(self.cpu_millis, self.memory_mib, self.disk_mib, 1)

@@ -1,0 +1,32 @@
+"""Template: what users name; a build is one version of it, an image what hosts hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.base.ids import TeamId, TemplateId
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A template and its current build. *Units*: millicores, MiB, wall seconds."""
+
+    id: TemplateId
+    team_id: TeamId | None
+    """None: everybody's."""
+    name: str
+    aliases: tuple[str, ...]
+    public: bool
+    build_id: str
+    """A UUID."""
+    image: str
+    """Digest of the image."""
+    cpu_millis: int
+    memory_mib: int
+    disk_mib: int
+    default_user: str
+    default_workdir: str | None
+    created_at: float
+    updated_at: float
+    spawn_count: int = 0
+    last_spawned_at: float | None = None

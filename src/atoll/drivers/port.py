@@ -1,0 +1,178 @@
+"""The driver port: what the agent may ask of an isolation technology.
+
+Theory of operation. Every verb is idempotent by placement and may be repeated after a crash at any point: `prepare` and `start`
+find what an earlier run left and go on or begin anew; `remove` succeeds when nothing is left and raises when something still is.
+`inspect` is a direct look-up by placement, never a list, so that "I see nothing" is a fact. What a driver makes on the machine
+carries the mark (install id, host id, placement id); things with others' marks are never touched. A driver holds no policy: it does
+not decide when. It declares what it can, and the conformance suite (`atoll.testing.conformance`) tests exactly that.
+
+A verb enters the port with the first driver that needs it: pause, save, fork and displays are not here yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from atoll.domain.spec import Isolation, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a driver promises; each flag switches its part of the conformance suite on."""
+
+    name: str
+    isolation: Isolation
+    arch: str
+    os: str = "linux"
+    real_kernel_limits: bool = True
+    """Memory, processes and disk are enforced and can be tested from inside."""
+    network_slots: bool = True
+    stop_keeps_disk: bool = False
+    survives_agent: bool = True
+    """Sandboxes go on while the agent is away, and are adopted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Whose thing it is."""
+
+    install_id: str
+    host_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that a driver needs to make one placement. Holds no secret."""
+
+    placement_id: str
+    sandbox_id: str
+    generation: int
+    spec: Spec
+    nonce: str
+    guest_public_key: str
+    hostname: str
+
+
+class Power(StrEnum):
+    """What a direct look finds of a placement."""
+
+    ABSENT = "absent"
+    """No process, mount, cgroup, slot, file or disk of it is left."""
+    PREPARED = "prepared"
+    """Files or a slot exist, no guest runs."""
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """It ran and its guest has ended; files are kept until `remove`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What `inspect` saw."""
+
+    power: Power
+    address: str | None = None
+    """Where the guest listens (port wire.guest.GUEST_PORT), for a running placement."""
+    pid: int | None = None
+    reason: str | None = None
+    """For STOPPED: how it ended, e.g. `exit 1`, `signal 9`, `oom`."""
+    leftovers: tuple[str, ...] = ()
+    """Names of what is left, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Something on the machine that carries our mark."""
+
+    placement_id: str
+    sandbox_id: str | None
+    generation: int | None
+    what: tuple[str, ...]
+    """E.g. `process 4711`, `cgroup memory/...`, `slot 12`, `disk /...`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One self-check of a driver; ids are stable."""
+
+    id: str
+    ok: bool
+    detail: str
+    fix: str = ""
+    fatal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that is ready on this host."""
+
+    digest: str
+    name: str
+    size_bytes: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+OnExit = Callable[[str, str], Awaitable[None]]
+"""`await on_exit(placement_id, reason)`: called once when a running guest ends without `stop` or `remove` having been asked."""
+
+
+class Driver(Protocol):
+    """Errors of every verb: `base.errors.Refused` (HOST_DISK_FULL, IMAGE_UNAVAILABLE, IMAGE_CORRUPT, RUNTIME_MISSING, START_FAILED),
+    `Unavailable` (nothing happened), `OutcomeUnknown`; `remove` raises CLEANUP_FAILED with what is left after having done every
+    step that it could."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def open(self, on_exit: OnExit) -> None:
+        """Begin: make what is shared by all placements (parent cgroup, nftables table, slot pool) and find what already exists."""
+        ...
+
+    async def close(self) -> None:
+        """End: give back what is shared and no sandbox uses. Running sandboxes go on."""
+        ...
+
+    # life
+    async def prepare(self, order: Order) -> None:
+        """Make files, disk and slot; nothing runs yet. Checks the image."""
+        ...
+
+    async def start(self, order: Order) -> Seen:
+        """Start the guest and say where it will listen; does not wait until it answers."""
+        ...
+
+    async def stop(self, placement_id: str, *, grace_s: float = 0.0) -> None:
+        """End the guest; files stay."""
+        ...
+
+    async def remove(self, placement_id: str) -> None:
+        """Remove all of it; after success `inspect` says ABSENT."""
+        ...
+
+    # look
+    async def inspect(self, placement_id: str) -> Seen:
+        """Look at this placement directly."""
+        ...
+
+    async def held(self) -> Sequence[Held]:
+        """Everything on the machine with this host's mark, read from the machine, not from memory."""
+        ...
+
+    async def adopt(self, placement_id: str) -> Seen:
+        """Take a placement of an earlier run over: watch its guest again. Same answer as `inspect`."""
+        ...
+
+    async def probe(self) -> Sequence[Probe]:
+        """Self-checks, of which one starts a real guest."""
+        ...
+
+    # own
+    async def images(self) -> Sequence[Image]:
+        """Images held ready, verified as far as is cheap."""
+        ...
+
+    async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
+        """The last output of the guest's console; empty when there is none."""
+        ...

@@ -1,0 +1,234 @@
+"""Agent ↔ control: HTTPS JSON, and only the agent dials.
+
+| call | who answers | what for |
+|---|---|---|
+| POST /agent/v1/enroll | anyone with a one-use token | a credential for one host |
+| POST /agent/v1/poll | parked <= 25 s | renews the lease, carries health and observations, returns commands and ends |
+| POST /agent/v1/observe | at once | observations that cannot wait for the poll |
+| POST /agent/v1/payloads | at once | sealed payloads by reference, for an agent that restarted before it delivered them |
+
+Everything that expires travels as remaining seconds, counted on CLOCK_BOOTTIME from when the agent *sent* the request.
+Errors: `{"code": <base.errors.Code>, "message", "hint"}` with 401 (credential), 409 (STALE_*, OVERLAPPING_*), 400, 413, 429, 503.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from atoll.base.units import Vector
+from atoll.domain.command import Kind
+from atoll.domain.placement import Observed
+from atoll.domain.spec import OnEnd, OnLeaseExpiry, Spec
+
+PROTOCOL: Final = 1
+MESSAGE_BYTES_MAX: Final = 256 * 1024
+COMMANDS_PER_POLL_MAX: Final = 16
+OBSERVATIONS_PER_MESSAGE_MAX: Final = 256
+POLL_PARK_S_MAX: Final = 25.0
+
+
+class Message(BaseModel):
+    """Base of every message: unknown fields are ignored, known ones are checked."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class HostFacts(Message):
+    """What the agent found out about its host; registered once, reported again with every session."""
+
+    arch: str
+    kernel: str = ""
+    cpu_count: int = Field(ge=1)
+    memory_mib: int = Field(ge=1)
+    disk_mib: int = Field(ge=1)
+    boot_id: str = ""
+    """Of the kernel; a change means that every sandbox of the host is gone."""
+
+
+class Enroll(Message):
+    """Body of /enroll. `capacity` is what the host registers: overcommit is already in it."""
+
+    token: str
+    name: str
+    capacity: Vector
+    facts: HostFacts
+    region: str = "local"
+    labels: dict[str, str] = Field(default_factory=dict)
+    protocol_min: int = PROTOCOL
+    protocol_max: int = PROTOCOL
+    agent_version: str = ""
+
+
+class Enrolled(Message):
+    """Answer of /enroll. The credential is shown this once."""
+
+    host_id: str
+    credential: str
+    credential_version: int
+    install_id: str
+
+
+class Check(Message):
+    """One self-check of the host (the doctor's registry)."""
+
+    id: str
+    ok: bool
+    detail: str = ""
+    fatal: bool = False
+    """A failed fatal check makes the host unschedulable."""
+
+
+class HostHealth(Message):
+    """What changes between polls."""
+
+    checks: list[Check] = Field(default_factory=list)
+    isolations: list[str] = Field(default_factory=list)
+    images: list[str] = Field(default_factory=list)
+    """Digests of images held ready."""
+    quarantined: list[str] = Field(default_factory=list)
+    slots_ready: int = 0
+    disk_free_mib: int = 0
+
+
+class Observation(Message):
+    """A placement's whole state, resent until acknowledged. Source of domain.placement.Report."""
+
+    placement_id: str
+    sandbox_id: str
+    generation: int
+    seq: int = Field(ge=1)
+    observed: Observed
+    applied_revision: int = 0
+    ready: bool = False
+    address: str | None = None
+    reason: str | None = None
+    detail: str | None = Field(default=None, max_length=2000)
+    guest_version: str | None = None
+    end_revision: int = 0
+    ended_by: str | None = None
+    """`end_at`, `lease`, `exit`, `command`: who made it absent."""
+
+
+class Poll(Message):
+    """Body of /poll. The newest `poll_seq` of a session is the only one that is answered."""
+
+    protocol: int = PROTOCOL
+    host_id: str
+    epoch: str
+    previous_epoch: str | None = None
+    poll_seq: int = Field(ge=1)
+    agent_version: str
+    facts: HostFacts
+    health: HostHealth
+    observations: list[Observation] = Field(default_factory=list, max_length=OBSERVATIONS_PER_MESSAGE_MAX)
+    holds: dict[str, int] = Field(default_factory=dict)
+    """placement_id → highest desired_revision accepted, for every placement in the agent's database that is not absent."""
+    end_revisions: dict[str, int] = Field(default_factory=dict)
+    """placement_id → revision of the end that the agent enforces."""
+    tombstones: list[str] = Field(default_factory=list)
+    """Absent placements that control has not confirmed yet."""
+    park_s: float = Field(default=POLL_PARK_S_MAX, ge=0, le=POLL_PARK_S_MAX)
+    """How long the agent wants to wait for news; 0 answers at once."""
+
+
+class InitPayload(Message):
+    """What the guest gets by init, from memory only: never in a command row, a config file or a database in clear."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    access_token: str | None = None
+    files: list[dict[str, str]] = Field(default_factory=list)
+    """`{"path", "content", "mode"}`."""
+
+
+class Command(Message):
+    """What control asks about one placement. `id` and `digest` are those of domain.command."""
+
+    id: str
+    kind: Kind
+    placement_id: str
+    sandbox_id: str
+    team_id: str
+    generation: int
+    desired_revision: int
+    digest: str
+    epoch: str
+    spec: Spec | None = None
+    """For ensure_present and ensure_running."""
+    nonce: str | None = None
+    guest_public_key: str | None = None
+    """base64 of the raw Ed25519 key."""
+    guest_token: str | None = None
+    """JWT of scope control for this placement's guest."""
+    hostname: str | None = None
+    payload_ref: str | None = None
+    payload_digest: str | None = None
+    reason: str | None = None
+    ready_s: float = 60.0
+    """How long the guest may take to answer."""
+
+
+class End(Message):
+    """When the agent ends a placement by itself."""
+
+    placement_id: str
+    revision: int
+    remaining_s: float
+    action: OnEnd = OnEnd.KILL
+    on_lease_expiry: OnLeaseExpiry = OnLeaseExpiry.END
+
+
+class PollAnswer(Message):
+    """Answer of /poll; the lease it renews is committed before it is sent."""
+
+    lease_s: float
+    commands: list[Command] = Field(default_factory=list, max_length=COMMANDS_PER_POLL_MAX)
+    ends: list[End] = Field(default_factory=list)
+    payloads: dict[str, InitPayload] = Field(default_factory=dict)
+    """payload_ref → payload, for the commands of this answer."""
+    acknowledged: dict[str, int] = Field(default_factory=dict)
+    """placement_id → highest sequence number that control has committed."""
+    forget: list[str] = Field(default_factory=list)
+    """Tombstones that control has confirmed; the agent drops them."""
+    unknown: list[str] = Field(default_factory=list)
+    """Held placements that control has no row for: the agent quarantines and reports them, never deletes on its own."""
+    incarnation: str
+    """Of the store; raised by a restore from backup."""
+
+
+class Observe(Message):
+    """Body of /observe: observations that cannot wait."""
+
+    host_id: str
+    epoch: str
+    observations: list[Observation] = Field(max_length=OBSERVATIONS_PER_MESSAGE_MAX)
+
+
+class ObserveAnswer(Message):
+    """Answer of /observe."""
+
+    acknowledged: dict[str, int] = Field(default_factory=dict)
+    forget: list[str] = Field(default_factory=list)
+
+
+class PayloadsWanted(Message):
+    """Body of /payloads."""
+
+    host_id: str
+    epoch: str
+    refs: list[str] = Field(max_length=COMMANDS_PER_POLL_MAX)
+
+
+class Payloads(Message):
+    """Answer of /payloads: what was asked for and is still wanted."""
+
+    payloads: dict[str, InitPayload] = Field(default_factory=dict)
+
+
+class ErrorBody(Message):
+    """Body of every refusal."""
+
+    code: str
+    message: str
+    hint: str = ""

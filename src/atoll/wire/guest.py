@@ -1,0 +1,71 @@
+"""Agent → guest: HTTP JSON under `/atoll/`, with tokens signed by the deployment key for one placement's guest.
+
+The guest starts with a `GuestConfig` in `ATOLL_GUEST_CONFIG`; it serves nothing of a user's until the first `Init`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+GUEST_PORT: Final = 49983
+ENVD_VERSION: Final = "0.6.13"
+GUEST_PATH: Final = "/.atoll/guest"
+CONFIG_VARIABLE: Final = "ATOLL_GUEST_CONFIG"
+SCOPE_CONTROL: Final = "control"
+SCOPE_CONNECT: Final = "connect"
+
+
+class GuestConfig(BaseModel):
+    """What a guest is told at its start; holds no secret."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    sandbox_id: str
+    placement_id: str
+    generation: int
+    nonce: str
+    public_key: str
+    listen: str = f"0.0.0.0:{GUEST_PORT}"
+    command: list[str] = Field(default_factory=list)
+
+
+class Hello(BaseModel):
+    """Answer of GET /atoll/hello; all of the first four must match before a guest counts as ready."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    sandbox_id: str
+    placement_id: str
+    generation: int
+    nonce: str
+    guest_version: str
+    envd_version: str
+    initialised: bool
+
+
+class InitFile(BaseModel):
+    """A file that init writes, root-owned."""
+
+    path: str
+    content: str
+    mode: str = "0644"
+
+
+class Init(BaseModel):
+    """Body of POST /atoll/init; replaces what an earlier one said."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+    access_token: str | None = None
+    default_user: str = "user"
+    default_workdir: str | None = None
+    time_unix_ns: str | None = None
+    entropy: str | None = None
+    hostname: str | None = None
+    files: list[InitFile] = Field(default_factory=list)
+
+
+def claims(*, sandbox_id: str, placement_id: str, generation: int, nonce: str, scope: str) -> dict[str, str | int | list[str]]:
+    """Claims of a guest token (JWT, EdDSA). No time claims: the guest's clock is not trusted, the nonce is new for each placement."""
+    return {"sub": sandbox_id, "plc": placement_id, "gen": generation, "non": nonce, "scp": [scope]}
