@@ -21,9 +21,11 @@ compile() {
     --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" "$@"
 }
 
-compile pyproject.toml --group build -o requirements/runtime.txt "${@:1}"
-compile pyproject.toml --group build --group dev -c requirements/runtime.txt -o requirements/dev.txt "${@:1}"
-compile requirements/e2b-2.45.in -o requirements/e2b-2.45.txt "${@:1}"
+compile pyproject.toml --group build -o requirements/runtime.txt "$@"
+compile pyproject.toml --group build --group dev -c requirements/runtime.txt -o requirements/dev.txt "$@"
+for name in e2b-2.45 go node; do
+  compile "requirements/$name.in" -o "requirements/$name.txt" "$@"
+done
 
 if grep -nE 'https?://|file:|/opt/|--find-links|--index-url' requirements/*.txt; then
   echo "lock.sh: a lock file names a place of this machine or a registry (above)" >&2

@@ -30,7 +30,11 @@ for dir in mnt opt srv media home; do install -d -m 0755 "$root/$dir"; done
 
 # What the bootstrap needed and a sandbox must not see: its package cache, its proxy settings, its logs, caches keyed by time.
 rm -f "$root/etc/apt/apt.conf.d/99mmdebstrap"
+mv "$root/etc/dpkg/dpkg.cfg.d/99mmdebstrap" "$root/etc/dpkg/dpkg.cfg.d/10-no-documentation"
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/cache/ldconfig/* "$root"/var/cache/debconf/*-old
 find "$root/var/log" -type f -delete
 rm -rf "$root"/tmp/* "$root"/run/* "$root"/root/.cache
 install -d -m 1777 "$root/run/lock"
+
+# Every runtime mounts its own /dev: a tree without device nodes can be copied and unpacked without the right to make them.
+find "$root/dev" -mindepth 1 -delete
