@@ -59,8 +59,7 @@ def locked(reporter: Reporter, venv: Path, *, lock: str, satisfied_by: tuple[str
         reporter.run([python(), "-m", "venv", venv], todo="apt-get install python3-venv, then run this again")
     stamp.unlink(missing_ok=True)
     reporter.say(f"installing {_count(requirements)} packages from requirements/{lock}.txt")
-    pip = [interpreter, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-    reporter.run([*pip, "--require-hashes", "--no-deps", "-r", requirements], todo=INDEX_TODO)
+    reporter.run([*_pip(venv), "--require-hashes", "--no-deps", "-r", requirements], todo=INDEX_TODO)
     stamps.write(stamp, _lock_digest(lock))
     return True
 
@@ -73,10 +72,7 @@ def ensure_product(reporter: Reporter, *, lock: str) -> str:
     if not fresh and stamps.is_current(stamp, digest, VENV / "bin" / "atoll"):
         return "have .venv"
     # The backend is in the lock: nothing is downloaded here.
-    reporter.run(
-        [VENV / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-build-isolation", "-e", REPOSITORY],
-        todo="remove .venv and run this again",
-    )
+    reporter.run([*_pip(VENV), "--no-deps", "--no-build-isolation", "-e", REPOSITORY], todo="remove .venv and run this again")
     stamps.write(stamp, digest)
     return f"made .venv from requirements/{lock}.txt" if fresh else "put this checkout into .venv"
 
@@ -122,6 +118,10 @@ def link(name: str, target: Path) -> None:
     unfinished.unlink(missing_ok=True)
     unfinished.symlink_to(target)
     unfinished.replace(tools / name)
+
+
+def _pip(venv: Path) -> list[str | Path]:
+    return [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
 
 
 def _lock_digest(lock: str) -> str:

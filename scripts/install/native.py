@@ -31,7 +31,12 @@ MODULES_TODO: Final = "see that this machine reaches its Go module proxy (go env
 def _go_version(program: str | Path) -> tuple[int, ...]:
     try:
         answer = subprocess.run(
-            [program, "env", "GOVERSION"], capture_output=True, text=True, check=True, timeout=60, env={**os.environ, "GOTOOLCHAIN": "local"}
+            [program, "env", "GOVERSION"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={**os.environ, "GOTOOLCHAIN": "local"},
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
@@ -94,9 +99,10 @@ def _build(reporter: Reporter, name: str, *, package: str, module: Path, flags: 
     BIN.mkdir(parents=True, exist_ok=True)
     unfinished = BIN / f".{name}.{os.getpid()}"
     reporter.say(f"building {name}")
+    linker = ["-trimpath", "-ldflags", " ".join(["-s -w", *flags])]
     try:
         reporter.run(
-            ["nice", GO, "build", "-p", str(os.cpu_count() or 1), "-trimpath", "-ldflags", " ".join(["-s -w", *flags]), "-o", unfinished, package],
+            ["nice", GO, "build", *linker, "-o", unfinished, package],
             todo=f"when modules could not be fetched: {MODULES_TODO}; when the compiler complains: mend the source",
             cwd=module,
             env=ENVIRONMENT,

@@ -55,5 +55,7 @@ def ensure(reporter: Reporter, packages: Sequence[str]) -> str:
     )
     still = missing(absent)
     if still:
-        raise StepFailed(f"apt ended well, but these are not installed: {' '.join(still)}", f"try by hand: apt-get install {' '.join(still)}")
+        raise StepFailed(
+            f"apt ended well, but these are not installed: {' '.join(still)}", f"try by hand: apt-get install {' '.join(still)}"
+        )
     return f"installed {len(absent)}"

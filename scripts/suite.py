@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Run the project's checks and tests, and end with one line that counts them all.
+
+    scripts/suite.py check          lint, types, import contracts, unit tests: under a minute
+    scripts/suite.py test           that, and everything else, matrices sampled
+    scripts/suite.py long           the same with the full matrices
+    scripts/suite.py NAME...        some suites by name (scripts/suite.py --list)
+
+A suite that fails does not stop the others; the status is 1 when anything failed. Reports are under build/reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from suites import golang, python
+from suites.counts import Counts
+
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
+REPORTS: Final = REPOSITORY / "build" / "reports"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A part of the whole with a name; `run` is told whether the full matrices are wanted."""
+
+    name: str
+    run: Callable[[bool], Counts]
+
+
+def _tests(name: str, *directories: str, workers: str = "0") -> Suite:
+    return Suite(name, lambda full: python.tests(name, directories, workers=workers, full=full))
+
+
+def _tool(name: str, *commands: Sequence[str]) -> Suite:
+    return Suite(name, lambda _: python.tools(commands))
+
+
+CHECK: Final = (
+    _tool("lint", ["ruff", "check"], ["ruff", "format", "--check"]),
+    _tool("types", ["mypy"]),
+    _tool("imports", ["lint-imports"], ["deptry", "src"], ["vulture"]),
+    _tests("unit", "tests/unit", "tests/property", "tests/wire", "tests/tidy", workers="auto"),
+)
+REST: Final = (
+    Suite("go", lambda _: golang.all_checks()),
+    _tests("store", "tests/store", workers="auto"),
+    _tests("sim", "tests/sim", workers="auto"),
+    # Real runtimes and real instances: one at a time, or they would measure each other.
+    _tests("conformance", "tests/conformance"),
+    _tests("e2e", "tests/e2e"),
+    _tests("regressions", "tests/regressions"),
+)
+GROUPS: Final = {"check": CHECK, "test": (*CHECK, *REST), "long": (*CHECK, *REST)}
+
+
+def main() -> int:
+    """Run what was asked for; the last line counts it."""
+    known = {suite.name: suite for suite in (*CHECK, *REST)}
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("what", nargs="*", default=["check"], help=f"{', '.join(GROUPS)}, or suites: {', '.join(known)}")
+    options.add_argument("--list", action="store_true")
+    chosen = options.parse_args()
+    if chosen.list:
+        print("\n".join(known))
+        return 0
+    suites: list[Suite] = []
+    for name in chosen.what:
+        if name not in GROUPS and name not in known:
+            options.error(f"no such suite: {name}; there are {', '.join([*GROUPS, *known])}")
+        suites.extend(GROUPS.get(name) or (known[name],))
+    return _run(suites, full="long" in chosen.what)
+
+
+def _run(suites: Sequence[Suite], *, full: bool) -> int:
+    os.chdir(REPOSITORY)
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    whole = Counts()
+    lines: list[str] = []
+    for suite in suites:
+        print(f"\n=== {suite.name}", flush=True)
+        began = time.monotonic()
+        try:
+            counts = suite.run(full)
+        except FileNotFoundError as error:
+            print(f"{error.filename or error}: not found. Run scripts/setup.py --for test first", file=sys.stderr)
+            counts = Counts(failed=1)
+        whole += counts
+        lines.append(f"{suite.name:12} {time.monotonic() - began:7.1f} s  {counts}")
+    print("\n=== summary\n" + "\n".join(lines))
+    (REPORTS / "summary.txt").write_text(f"{whole}\n")
+    print(whole, flush=True)
+    return 1 if whole.failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.SubprocessError as problem:
+        sys.exit(f"suite: {problem}")

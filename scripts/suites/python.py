@@ -1,0 +1,63 @@
+"""Python's checks: tools by their exit status, pytest by the report that it writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from suites.counts import Counts
+
+BIN: Final = Path(".venv") / "bin"
+NO_TESTS_COLLECTED: Final = 5
+
+
+def environment() -> dict[str, str]:
+    """The caller's environment with this checkout's tools first on the path."""
+    here = Path.cwd()
+    return {**os.environ, "PATH": f"{here / BIN}:{here / 'build' / 'tools'}:{os.environ.get('PATH', '')}"}
+
+
+def tools(commands: Sequence[Sequence[str]]) -> Counts:
+    """Run each tool from the environment; each that complains is one failure."""
+    failed = 0
+    for command in commands:
+        words = " ".join(command)
+        ended = subprocess.run([BIN / command[0], *command[1:]], check=False, env=environment())
+        print(f"{words}: {'good' if ended.returncode == 0 else f'status {ended.returncode}'}", flush=True)
+        failed += ended.returncode != 0
+    return Counts(failed=failed)
+
+
+def tests(name: str, directories: Sequence[str], *, workers: str, full: bool) -> Counts:
+    """Run pytest over the directories that hold tests; the counts come from its report, a crash without one is a failure."""
+    present = [directory for directory in directories if any(Path(directory).rglob("test_*.py"))]
+    for directory in directories:
+        if directory not in present:
+            print(f"{directory}: no tests there yet", flush=True)
+    if not present:
+        return Counts()
+    report = Path("build") / "reports" / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    selection = [] if full else ["-m", "not long"]
+    command = [str(BIN / "pytest"), *present, *selection, "-n", workers, "-q", f"--junitxml={report}", "--durations=5", "--durations-min=5"]
+    matrices = {"ATOLL_TEST_MATRICES": "full" if full else "sampled"}
+    ended = subprocess.run(command, check=False, env=environment() | matrices)
+    counts = _read(report) if report.exists() else Counts()
+    if ended.returncode not in (0, 1, NO_TESTS_COLLECTED) or (ended.returncode == 1 and counts.failed == 0):
+        print(f"pytest ended with status {ended.returncode}", flush=True)
+        counts += Counts(failed=1)
+    return counts
+
+
+def _read(report: Path) -> Counts:
+    suites = list(ET.parse(report).getroot().iter("testsuite"))
+
+    def total(key: str) -> int:
+        return sum(int(suite.get(key, "0")) for suite in suites)
+
+    failed, skipped = total("failures") + total("errors"), total("skipped")
+    return Counts(passed=total("tests") - failed - skipped, failed=failed, skipped=skipped)

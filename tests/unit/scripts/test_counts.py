@@ -1,0 +1,67 @@
+"""The counting of tests: a suite that fails must never be summed to a good end."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from suites import golang, python
+from suites.counts import Counts
+
+
+def events(*rows: dict[str, object]) -> Iterator[str]:
+    return (json.dumps(row) + "\n" for row in rows)
+
+
+def test_counts_add_up_and_read_like_a_runner_s_last_line() -> None:
+    assert str(Counts(3, 0, 1) + Counts(2, 1)) == "5 passed, 1 failed, 1 skipped"
+
+
+def test_go_events_count_top_level_tests_once() -> None:
+    counted = golang.read_events(
+        events(
+            {"Action": "run", "Package": "p", "Test": "TestA"},
+            {"Action": "output", "Package": "p", "Test": "TestA/sub", "Output": "x\n"},
+            {"Action": "pass", "Package": "p", "Test": "TestA/sub"},
+            {"Action": "pass", "Package": "p", "Test": "TestA"},
+            {"Action": "skip", "Package": "p", "Test": "TestB"},
+            {"Action": "pass", "Package": "p", "Elapsed": 0.1},
+        )
+    )
+    assert counted == Counts(passed=1, skipped=1)
+
+
+def test_go_failure_is_counted_once_and_its_output_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    counted = golang.read_events(
+        events(
+            {"Action": "output", "Package": "p", "Test": "TestA", "Output": "want 1, got 2\n"},
+            {"Action": "fail", "Package": "p", "Test": "TestA"},
+            {"Action": "fail", "Package": "p", "Elapsed": 0.1},
+        )
+    )
+    assert counted == Counts(failed=1)
+    assert "want 1, got 2" in capsys.readouterr().out
+
+
+def test_go_package_that_does_not_build_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    counted = golang.read_events(
+        events(
+            {"ImportPath": "p", "Action": "build-output", "Output": "undefined: x\n"},
+            {"ImportPath": "p", "Action": "build-fail"},
+            {"Action": "fail", "Package": "p", "FailedBuild": "p"},
+        )
+    )
+    assert counted == Counts(failed=1)
+    assert "undefined: x" in capsys.readouterr().out
+
+
+def test_pytest_s_report_is_read(tmp_path) -> None:
+    report = tmp_path / "r.xml"
+    report.write_text('<testsuites><testsuite tests="7" failures="1" errors="1" skipped="2"/></testsuites>')
+    assert python._read(report) == Counts(passed=3, failed=2, skipped=2)
+
+
+def test_directories_without_tests_are_named_not_counted(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert python.tests("store", ["tests/store"], workers="0", full=False) == Counts()
+    assert "tests/store: no tests there yet" in capsys.readouterr().out
