@@ -5,6 +5,7 @@
 | POST /agent/v1/enroll | anyone with a one-use token | a credential for one host |
 | POST /agent/v1/poll | parked <= 25 s | renews the lease, carries health and observations, returns commands and ends |
 | POST /agent/v1/observe | at once | observations that cannot wait for the poll |
+| POST /agent/v1/collected | at once | the end of a guest's console that control asked for |
 | POST /agent/v1/payloads | at once | sealed payloads by reference, for an agent that restarted before it delivered them |
 
 Everything that expires travels as remaining seconds, counted on CLOCK_BOOTTIME from when the agent *sent* the request.
@@ -27,6 +28,7 @@ MESSAGE_BYTES_MAX: Final = 256 * 1024
 COMMANDS_PER_POLL_MAX: Final = 16
 OBSERVATIONS_PER_MESSAGE_MAX: Final = 256
 POLL_PARK_S_MAX: Final = 25.0
+COLLECT_BYTES_MAX: Final = 128 * 1024
 
 
 class Message(BaseModel):
@@ -179,6 +181,14 @@ class End(Message):
     on_lease_expiry: OnLeaseExpiry = OnLeaseExpiry.END
 
 
+class Collect(Message):
+    """A wish for the end of a guest's console; answered by /collected."""
+
+    id: str
+    placement_id: str
+    bytes_max: int = Field(default=65536, ge=1, le=COLLECT_BYTES_MAX)
+
+
 class PollAnswer(Message):
     """Answer of /poll; the lease it renews is committed before it is sent."""
 
@@ -193,6 +203,8 @@ class PollAnswer(Message):
     """Tombstones that control has confirmed; the agent drops them."""
     unknown: list[str] = Field(default_factory=list)
     """Held placements that control has no row for: the agent quarantines and reports them, never deletes on its own."""
+    collect: list[Collect] = Field(default_factory=list, max_length=COMMANDS_PER_POLL_MAX)
+    """Consoles that somebody wants to read now; not repeated, a lost one is asked for again by its reader."""
     incarnation: str
     """Of the store; raised by a restore from backup."""
 
@@ -210,6 +222,8 @@ class ObserveAnswer(Message):
 
     acknowledged: dict[str, int] = Field(default_factory=dict)
     forget: list[str] = Field(default_factory=list)
+    ends: list[End] = Field(default_factory=list)
+    """Ends that these observations changed, e.g. of a sandbox that has just become ready."""
 
 
 class PayloadsWanted(Message):
@@ -218,12 +232,27 @@ class PayloadsWanted(Message):
     host_id: str
     epoch: str
     refs: list[str] = Field(max_length=COMMANDS_PER_POLL_MAX)
+    placements: list[str] = Field(default_factory=list, max_length=COMMANDS_PER_POLL_MAX)
+    """Placements under way whose guest token the agent has lost with its memory."""
 
 
 class Payloads(Message):
     """Answer of /payloads: what was asked for and is still wanted."""
 
     payloads: dict[str, InitPayload] = Field(default_factory=dict)
+    guest_tokens: dict[str, str] = Field(default_factory=dict)
+    """placement_id → JWT of scope control, as in `Command.guest_token`."""
+
+
+class Collected(Message):
+    """Body of /collected; answered by 204. `code` is set when there is nothing to read."""
+
+    host_id: str
+    epoch: str
+    id: str
+    placement_id: str
+    console_base64: str = ""
+    code: str | None = None
 
 
 class ErrorBody(Message):
