@@ -52,7 +52,7 @@ class HostFacts(Message):
 class Enroll(Message):
     """Body of /enroll. `capacity` is what the host registers: overcommit is already in it."""
 
-    token: str
+    token: str = Field(repr=False)
     name: str
     capacity: Vector
     facts: HostFacts
@@ -67,7 +67,7 @@ class Enrolled(Message):
     """Answer of /enroll. The credential is shown this once."""
 
     host_id: str
-    credential: str
+    credential: str = Field(repr=False)
     credential_version: int
     install_id: str
 
@@ -138,9 +138,9 @@ class Poll(Message):
 class InitPayload(Message):
     """What the guest gets by init, from memory only: never in a command row, a config file or a database in clear."""
 
-    env: dict[str, str] = Field(default_factory=dict)
-    access_token: str | None = None
-    files: list[dict[str, str]] = Field(default_factory=list)
+    env: dict[str, str] = Field(default_factory=dict, repr=False)
+    access_token: str | None = Field(default=None, repr=False)
+    files: list[dict[str, str]] = Field(default_factory=list, repr=False)
     """`{"path", "content", "mode"}`."""
 
 
@@ -161,7 +161,7 @@ class Command(Message):
     nonce: str | None = None
     guest_public_key: str | None = None
     """base64 of the raw Ed25519 key."""
-    guest_token: str | None = None
+    guest_token: str | None = Field(default=None, repr=False)
     """JWT of scope control for this placement's guest."""
     hostname: str | None = None
     payload_ref: str | None = None
@@ -240,7 +240,7 @@ class Payloads(Message):
     """Answer of /payloads: what was asked for and is still wanted."""
 
     payloads: dict[str, InitPayload] = Field(default_factory=dict)
-    guest_tokens: dict[str, str] = Field(default_factory=dict)
+    guest_tokens: dict[str, str] = Field(default_factory=dict, repr=False)
     """placement_id → JWT of scope control, as in `Command.guest_token`."""
 
 
