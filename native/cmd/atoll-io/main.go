@@ -1,0 +1,101 @@
+// Command atoll-io carries traffic: the edge with its node proxy, and the guests' DNS forwarder. It decides nothing.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"atoll.local/native/internal/edge"
+	"atoll.local/native/internal/version"
+)
+
+const usage = `usage: atoll-io COMMAND [options]
+
+commands:
+  edge --config FILE                      serve the API and the sandboxes on one address
+  dns --listen ADDR:53 [--upstream IP:53] forward the guests' DNS questions
+  version                                 print the version
+
+Options may be repeated or hold lists separated by commas where they name addresses.
+ATOLL_LOG_LEVEL (debug, info, warn, error) sets what is logged, as JSON lines on standard error.
+`
+
+// errUsage ends the program with status 2; what is wrong has been said.
+var errUsage = errors.New("usage")
+
+func main() {
+	tuneMemory()
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: logLevel()}))
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	err := run(ctx, os.Args[1:], log)
+	switch {
+	case errors.Is(err, errUsage):
+		os.Exit(2)
+	case err != nil:
+		log.Error("io.failed", "error", err.Error())
+		os.Exit(1)
+	}
+}
+
+// tuneMemory trades processor time for memory: the heap is small, and what streams need is pooled.
+func tuneMemory() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50)
+	}
+}
+
+func logLevel() slog.Level {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(os.Getenv("ATOLL_LOG_LEVEL"))); err != nil {
+		return slog.LevelInfo
+	}
+	return level
+}
+
+func run(ctx context.Context, args []string, log *slog.Logger) error {
+	if len(args) == 0 {
+		fmt.Fprint(os.Stderr, usage)
+		return errUsage
+	}
+	switch args[0] {
+	case "edge":
+		return runEdge(ctx, args[1:], log)
+	case "version", "--version":
+		fmt.Println(version.Version)
+		return nil
+	case "help", "-h", "--help":
+		fmt.Print(usage)
+		return nil
+	}
+	fmt.Fprintf(os.Stderr, "atoll-io: unknown command %q\n\n%s", args[0], usage)
+	return errUsage
+}
+
+func runEdge(ctx context.Context, args []string, log *slog.Logger) error {
+	flags := flag.NewFlagSet("atoll-io edge", flag.ContinueOnError)
+	file := flags.String("config", "", "configuration `FILE` (JSON)")
+	if err := flags.Parse(args); err != nil {
+		return errUsage
+	}
+	if *file == "" || flags.NArg() > 0 {
+		flags.Usage()
+		return errUsage
+	}
+	config, err := edge.LoadConfig(*file)
+	if err != nil {
+		return err
+	}
+	e, err := edge.New(config, log.With("program", "edge", "edge_id", config.EdgeID))
+	if err != nil {
+		return err
+	}
+	return e.Run(ctx)
+}

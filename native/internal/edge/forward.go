@@ -1,0 +1,234 @@
+package edge
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// trip sends a request on its way; it is http.RoundTripper's method.
+type trip func(*http.Request) (*http.Response, error)
+
+// exchange is one request on its way through the edge and its answer on the way back. Neither body is ever held: what
+// one side sends is at the other as soon as it has been read.
+type exchange struct {
+	writer  http.ResponseWriter
+	in      *http.Request
+	out     *http.Request
+	upgrade string
+	moved   *atomic.Int64 // bytes of answers
+
+	// before, if set, sees the answer before its head goes out, and may change it or take its time.
+	before func(*http.Response)
+
+	mu       sync.Mutex
+	answered bool // the final head is being written: no more 1xx
+}
+
+func newExchange(ctx context.Context, w http.ResponseWriter, r *http.Request, to *url.URL, moved *atomic.Int64) *exchange {
+	x := &exchange{writer: w, in: r, moved: moved}
+	header, upgrade := onward(r.Header)
+	x.upgrade = upgrade
+	location := *to
+	x.out = (&http.Request{
+		Method:        r.Method,
+		URL:           &location,
+		Proto:         "HTTP/1.1",
+		ProtoMajor:    1,
+		ProtoMinor:    1,
+		Header:        header,
+		Host:          r.Host,
+		ContentLength: r.ContentLength,
+	}).WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: x.interim}))
+	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
+		x.out.Body = &oneBody{ReadCloser: r.Body}
+		// The map is shared on purpose: the server fills in the values when the body has ended, the transport reads
+		// them then.
+		x.out.Trailer = r.Trailer
+	}
+	return x
+}
+
+// oneBody is the client's body, which the transport may close but which belongs to the server.
+type oneBody struct {
+	io.ReadCloser
+	touched atomic.Bool
+}
+
+func (b *oneBody) Read(p []byte) (int, error) {
+	b.touched.Store(true)
+	return b.ReadCloser.Read(p)
+}
+
+func (b *oneBody) Close() error { return nil }
+
+// untouched is true when nothing of the request's body has been read, so that it can be sent elsewhere.
+func (x *exchange) untouched() bool {
+	body, ok := x.out.Body.(*oneBody)
+	return !ok || !body.touched.Load()
+}
+
+// interim passes 1xx answers on. 100 is not: the server sends it when the transport starts to read the body.
+func (x *exchange) interim(code int, header textproto.MIMEHeader) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.answered || code == http.StatusContinue {
+		return nil
+	}
+	own := x.writer.Header()
+	saved := own.Clone()
+	copyHeader(own, http.Header(header))
+	x.writer.WriteHeader(code)
+	clear(own)
+	copyHeader(own, saved)
+	return nil
+}
+
+// send returns the answer's head, or an error after which the caller may still answer for itself.
+func (x *exchange) send(through trip) (*http.Response, error) {
+	if x.in.ProtoMajor == 1 && x.out.Body != nil {
+		// Else the server would swallow the rest of the request's body before the first byte of the answer.
+		_ = http.NewResponseController(x.writer).EnableFullDuplex()
+	}
+	response, err := through(x.out)
+	x.mu.Lock()
+	x.answered = true
+	x.mu.Unlock()
+	return response, err
+}
+
+// again makes the exchange ready for another send.
+func (x *exchange) again() {
+	x.mu.Lock()
+	x.answered = false
+	x.mu.Unlock()
+}
+
+// deliver passes the answer to the client. It panics with http.ErrAbortHandler when the answer breaks off, so that the
+// client sees a broken answer rather than a short one.
+func (x *exchange) deliver(response *http.Response) {
+	if response.StatusCode == http.StatusSwitchingProtocols {
+		x.switchProtocols(response)
+		return
+	}
+	defer func() { _ = response.Body.Close() }()
+	dropHopByHop(response.Header)
+	if x.before != nil {
+		x.before(response)
+	}
+	header := x.writer.Header()
+	copyHeader(header, response.Header)
+	announced := len(response.Trailer)
+	for name := range response.Trailer {
+		header.Add("Trailer", name)
+	}
+	x.writer.WriteHeader(response.StatusCode)
+	if err := x.pour(response); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	_ = response.Body.Close() // fills in the trailers
+	if len(response.Trailer) == 0 {
+		return
+	}
+	// The flush makes the answer chunked even when its body was short, as trailers need it.
+	_ = http.NewResponseController(x.writer).Flush()
+	for name, values := range response.Trailer {
+		if len(response.Trailer) != announced {
+			name = http.TrailerPrefix + name
+		}
+		for _, value := range values {
+			header.Add(name, value)
+		}
+	}
+}
+
+// pour copies the answer's body, each piece flushed as it comes. An answer of known length that came whole needs no
+// flush: it leaves with its head, in one packet, when the handler returns.
+func (x *exchange) pour(response *http.Response) error {
+	controller := http.NewResponseController(x.writer)
+	left := response.ContentLength
+	if left < 0 && response.Body != http.NoBody {
+		if err := controller.Flush(); err != nil {
+			return err
+		}
+	}
+	return pump(x.writer, response.Body, func(n int) error {
+		x.moved.Add(int64(n))
+		if left -= int64(n); left == 0 {
+			return nil
+		}
+		return controller.Flush()
+	})
+}
+
+// Small buffers serve streams that say little now and then; the first full read fetches a large one.
+const (
+	smallBuffer = 4 << 10
+	largeBuffer = 64 << 10
+	smallRuns   = 16
+)
+
+var (
+	smallBuffers = sync.Pool{New: func() any { return new([smallBuffer]byte) }}
+	largeBuffers = sync.Pool{New: func() any { return new([largeBuffer]byte) }}
+)
+
+// pump copies until from ends; wrote, if set, is called after each piece.
+func pump(to io.Writer, from io.Reader, wrote func(n int) error) error {
+	small := smallBuffers.Get().(*[smallBuffer]byte)
+	defer smallBuffers.Put(small)
+	var large *[largeBuffer]byte
+	release := func() {
+		if large != nil {
+			largeBuffers.Put(large)
+			large = nil
+		}
+	}
+	defer release()
+	buffer, quiet := small[:], 0
+	for {
+		n, err := from.Read(buffer)
+		if n > 0 {
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return err
+			}
+			if wrote != nil {
+				if err := wrote(n); err != nil {
+					return err
+				}
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case n == len(buffer) && large == nil:
+			large = largeBuffers.Get().(*[largeBuffer]byte)
+			buffer, quiet = large[:], 0
+		case n > smallBuffer:
+			quiet = 0
+		case large != nil:
+			if quiet++; quiet > smallRuns {
+				release()
+				buffer = small[:]
+			}
+		}
+	}
+}
+
+// cut makes every read and write of the client's side fail now. It must not be called after the handler has returned.
+func cut(w http.ResponseWriter) {
+	controller := http.NewResponseController(w)
+	past := time.Unix(1, 0)
+	_ = controller.SetWriteDeadline(past)
+	_ = controller.SetReadDeadline(past)
+}

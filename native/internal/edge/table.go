@@ -1,0 +1,364 @@
+package edge
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"atoll.local/native/internal/node"
+)
+
+// Theory of operation. The table holds what control has said about sandboxes, newest word by revision. Three sources
+// write it: the stream (snapshot, then changes), single look-ups, and nothing else. Only the table makes and ends
+// placements: a route that leaves `ready`, moves to another placement or is gone ends its placement before anybody can
+// see the new state. What is gone leaves a tombstone, so that a look-up answered before the end cannot bring it back and
+// so that the end of a kill needs no question. Tombstones are bounded in number and time; losing one costs a question.
+
+const (
+	tombstoneTTL  = 10 * time.Minute
+	tombstonesMax = 20000
+)
+
+// entry is one sandbox as the table knows it. Immutable.
+type entry struct {
+	route     *Route
+	placement *node.Placement // nil unless the route is ready
+	learnedAt time.Time
+}
+
+func (e *entry) ready() bool { return e.placement != nil }
+
+type tombstone struct {
+	revision int64
+	final    bool // the sandbox is released or failed: its id never comes back
+	at       time.Time
+}
+
+// verdict is the table's answer.
+type verdict int
+
+const (
+	unknown verdict = iota // ask control
+	known                  // the entry says it all
+	gone                   // control said that it is gone, and has said nothing since
+)
+
+type table struct {
+	options node.Options
+	now     func() time.Time
+
+	mu          sync.RWMutex
+	entries     map[string]*entry
+	tombstones  map[string]tombstone
+	graves      []string         // ids of tombstones, oldest first
+	wanted      map[string]int64 // a revision that an API answer spoke of and the table has not got in time
+	waiters     map[string]map[*waiter]struct{}
+	incarnation string
+	synced      bool
+	syncedAt    time.Time
+}
+
+type waiter struct {
+	revision int64
+	reached  chan struct{}
+}
+
+func newTable(options node.Options) *table {
+	t := &table{
+		now:        time.Now,
+		entries:    make(map[string]*entry),
+		tombstones: make(map[string]tombstone),
+		wanted:     make(map[string]int64),
+		waiters:    make(map[string]map[*waiter]struct{}),
+	}
+	options.Doubt = t.doubt
+	t.options = options
+	return t
+}
+
+// doubt is true while the table may be behind: without the stream, and shortly after it has come back.
+func (t *table) doubt() bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return !t.synced || t.now().Sub(t.syncedAt) < time.Second
+}
+
+// find answers for a sandbox from memory.
+func (t *table) find(id string) (*entry, verdict) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if e, ok := t.entries[id]; ok {
+		if t.wanted[id] > e.route.Revision {
+			return e, unknown
+		}
+		return e, known
+	}
+	if grave, ok := t.tombstones[id]; ok && (grave.final || t.synced && t.wanted[id] <= grave.revision) {
+		return nil, gone
+	}
+	return nil, unknown
+}
+
+// lastKnown is what is left to go by when control cannot be asked.
+func (t *table) lastKnown(id string) (*entry, verdict) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if e, ok := t.entries[id]; ok {
+		return e, known
+	}
+	if _, ok := t.tombstones[id]; ok {
+		return nil, gone
+	}
+	return nil, unknown
+}
+
+// put takes a route unless something newer is known.
+func (t *table) put(route *Route) {
+	t.mu.Lock()
+	ended := t.putLocked(route)
+	woken := t.wakeLocked(route.SandboxID)
+	t.mu.Unlock()
+	finish(ended, woken)
+}
+
+func (t *table) putLocked(route *Route) []*node.Placement {
+	id := route.SandboxID
+	if old, ok := t.entries[id]; ok && route.Revision < old.route.Revision {
+		return nil
+	}
+	if grave, ok := t.tombstones[id]; ok {
+		if grave.final || route.Revision <= grave.revision {
+			return nil
+		}
+		delete(t.tombstones, id)
+	}
+	return t.replaceLocked(route)
+}
+
+// replaceLocked sets a sandbox's entry; it returns the placement that this ends, if any.
+func (t *table) replaceLocked(route *Route) []*node.Placement {
+	old := t.entries[route.SandboxID]
+	fresh := &entry{route: route, learnedAt: t.now()}
+	var ended []*node.Placement
+	if route.State == stateReady {
+		if old != nil && old.ready() && old.placement.Address().SamePlace(route.address()) {
+			old.placement.SetToken(route.ConnectToken)
+			fresh.placement = old.placement
+		} else {
+			fresh.placement = node.NewPlacement(route.address(), t.options)
+		}
+	}
+	if old != nil && old.ready() && old.placement != fresh.placement {
+		ended = append(ended, old.placement)
+	}
+	t.entries[route.SandboxID] = fresh
+	if t.wanted[route.SandboxID] <= route.Revision {
+		delete(t.wanted, route.SandboxID)
+	}
+	return ended
+}
+
+// remove takes control's word that a sandbox is gone as of a revision.
+func (t *table) remove(id string, revision int64, reason string) {
+	t.mu.Lock()
+	var ended []*node.Placement
+	if old, ok := t.entries[id]; !ok || old.route.Revision <= revision {
+		ended = t.dropLocked(id)
+		t.buryLocked(id, tombstone{revision: revision, final: reason == "released" || reason == "failed", at: t.now()})
+	}
+	woken := t.wakeLocked(id)
+	t.mu.Unlock()
+	finish(ended, woken)
+}
+
+// absent takes the answer to a question that was asked when `seen` was the sandbox's entry: control doesn't know it.
+// A route that arrived since the question is newer than the answer and stays.
+func (t *table) absent(id string, seen *entry) {
+	t.mu.Lock()
+	var ended []*node.Placement
+	if current := t.entries[id]; current != nil && current == seen {
+		ended = t.dropLocked(id)
+		t.buryLocked(id, tombstone{revision: max(seen.route.Revision, t.wanted[id]), at: t.now()})
+	}
+	if t.entries[id] == nil {
+		delete(t.wanted, id)
+	}
+	woken := t.wakeLocked(id)
+	t.mu.Unlock()
+	finish(ended, woken)
+}
+
+func (t *table) dropLocked(id string) []*node.Placement {
+	old, ok := t.entries[id]
+	if !ok {
+		return nil
+	}
+	delete(t.entries, id)
+	if !old.ready() {
+		return nil
+	}
+	return []*node.Placement{old.placement}
+}
+
+func (t *table) buryLocked(id string, grave tombstone) {
+	if old, ok := t.tombstones[id]; ok {
+		grave.revision = max(grave.revision, old.revision)
+		grave.final = grave.final || old.final
+	} else {
+		t.graves = append(t.graves, id)
+	}
+	t.tombstones[id] = grave
+	for len(t.graves) > 0 {
+		oldest, ok := t.tombstones[t.graves[0]]
+		if ok && len(t.graves) <= tombstonesMax && t.now().Sub(oldest.at) < tombstoneTTL {
+			break
+		}
+		delete(t.tombstones, t.graves[0])
+		t.graves = t.graves[1:]
+	}
+}
+
+// snapshot replaces everything; placements of routes that say the same go on. What was learned after `since`, when the
+// stream was asked for, may be newer than the snapshot: it stays, and its ids are returned to be asked about.
+func (t *table) snapshot(incarnation string, routes []*Route, since time.Time) (doubtful []string) {
+	t.mu.Lock()
+	var ended []*node.Placement
+	if incarnation != t.incarnation {
+		// Another life of the store: revisions of the old one mean nothing in it.
+		t.tombstones, t.graves, t.wanted = make(map[string]tombstone), nil, make(map[string]int64)
+	}
+	said := make(map[string]struct{}, len(routes))
+	for _, route := range routes {
+		said[route.SandboxID] = struct{}{}
+		if incarnation != t.incarnation {
+			ended = append(ended, t.replaceLocked(route)...)
+		} else {
+			ended = append(ended, t.putLocked(route)...)
+		}
+	}
+	for id, e := range t.entries {
+		if _, ok := said[id]; ok {
+			continue
+		}
+		if e.learnedAt.After(since) {
+			doubtful = append(doubtful, id)
+			continue
+		}
+		ended = append(ended, t.dropLocked(id)...)
+		t.buryLocked(id, tombstone{revision: e.route.Revision, at: t.now()})
+	}
+	t.incarnation, t.synced, t.syncedAt = incarnation, true, t.now()
+	var woken []*waiter
+	for id := range t.waiters {
+		woken = append(woken, t.wakeLocked(id)...)
+	}
+	t.mu.Unlock()
+	finish(ended, woken)
+	return doubtful
+}
+
+// lost says that the stream has broken. Routes stay: what is known goes on working.
+func (t *table) lost() {
+	t.mu.Lock()
+	t.synced = false
+	t.mu.Unlock()
+}
+
+func (t *table) isSynced() bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.synced
+}
+
+func (t *table) size() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return len(t.entries)
+}
+
+// await returns when the table has the sandbox at the revision or later, or gone; or, with false, when ctx is done.
+func (t *table) await(ctx context.Context, id string, revision int64) bool {
+	t.mu.Lock()
+	if t.reachedLocked(id, revision) {
+		t.mu.Unlock()
+		return true
+	}
+	w := &waiter{revision: revision, reached: make(chan struct{})}
+	if t.waiters[id] == nil {
+		t.waiters[id] = make(map[*waiter]struct{})
+	}
+	t.waiters[id][w] = struct{}{}
+	t.mu.Unlock()
+	select {
+	case <-w.reached:
+		return true
+	case <-ctx.Done():
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if set := t.waiters[id]; set != nil {
+		delete(set, w)
+		if len(set) == 0 {
+			delete(t.waiters, id)
+		}
+	}
+	return t.reachedLocked(id, revision)
+}
+
+// want remembers that something newer exists, so that the next look-up asks.
+func (t *table) want(id string, revision int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.reachedLocked(id, revision) && len(t.wanted) < tombstonesMax {
+		t.wanted[id] = max(t.wanted[id], revision)
+	}
+}
+
+// wantedRevision is what want has set, or 0.
+func (t *table) wantedRevision(id string) int64 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.wanted[id]
+}
+
+// satisfied says that control was asked after want(id, revision), and what it said is the newest there is.
+func (t *table) satisfied(id string, revision int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.wanted[id] == revision {
+		delete(t.wanted, id)
+	}
+}
+
+func (t *table) reachedLocked(id string, revision int64) bool {
+	if e, ok := t.entries[id]; ok {
+		return e.route.Revision >= revision
+	}
+	grave, ok := t.tombstones[id]
+	return ok && (grave.final || grave.revision >= revision)
+}
+
+func (t *table) wakeLocked(id string) []*waiter {
+	set := t.waiters[id]
+	var woken []*waiter
+	for w := range set {
+		if t.reachedLocked(id, w.revision) {
+			delete(set, w)
+			woken = append(woken, w)
+		}
+	}
+	if set != nil && len(set) == 0 {
+		delete(t.waiters, id)
+	}
+	return woken
+}
+
+// finish cuts before it wakes: whoever waited for a kill may rely on the cut.
+func finish(ended []*node.Placement, woken []*waiter) {
+	for _, placement := range ended {
+		placement.End()
+	}
+	for _, w := range woken {
+		close(w.reached)
+	}
+}

@@ -1,0 +1,54 @@
+package node
+
+import (
+	"net"
+	"sync"
+)
+
+// Conn is a connection into a placement. It keeps what *net.TCPConn can do (half close, ReadFrom).
+type Conn struct {
+	*net.TCPConn
+	placement *Placement
+	once      sync.Once
+	early     []byte // bytes that came together with a tunnel's handshake
+}
+
+// adopt takes a fresh connection into the placement's care, or closes it when the placement has ended meanwhile.
+func (p *Placement) adopt(tcp *net.TCPConn) (*Conn, error) {
+	conn := &Conn{TCPConn: tcp, placement: p}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended.Load() {
+		_ = tcp.Close()
+		return nil, ErrEnded
+	}
+	if p.conns == nil {
+		p.conns = make(map[*Conn]struct{})
+	}
+	p.conns[conn] = struct{}{}
+	return conn, nil
+}
+
+// Read gives the bytes of the handshake's packet first.
+func (c *Conn) Read(b []byte) (int, error) {
+	if len(c.early) > 0 {
+		n := copy(b, c.early)
+		c.early = c.early[n:]
+		if len(c.early) == 0 {
+			c.early = nil
+		}
+		return n, nil
+	}
+	return c.TCPConn.Read(b)
+}
+
+// Close closes the connection and forgets it.
+func (c *Conn) Close() error {
+	c.once.Do(func() {
+		p := c.placement
+		p.mu.Lock()
+		delete(p.conns, c)
+		p.mu.Unlock()
+	})
+	return c.TCPConn.Close()
+}
