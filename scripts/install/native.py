@@ -102,7 +102,7 @@ def _build(reporter: Reporter, name: str, *, package: str, module: Path, flags: 
     linker = ["-trimpath", "-ldflags", " ".join(["-s -w", *flags])]
     try:
         reporter.run(
-            ["nice", GO, "build", *linker, "-o", unfinished, package],
+            ["nice", GO, "build", "-v", *linker, "-o", unfinished, package],
             todo=f"when modules could not be fetched: {MODULES_TODO}; when the compiler complains: mend the source",
             cwd=module,
             env=ENVIRONMENT,
