@@ -1,0 +1,149 @@
+"""Our objects on the wire: plain dictionaries with the keys of `models.py`; the tests hold them to the OpenAPI document."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from atoll.base.units import Vector
+from atoll.control.api.settings import ApiSettings
+from atoll.control.service import Caller, EventRecord, HostView, Service
+from atoll.domain.sandbox import TERMINAL, Sandbox
+from atoll.domain.template import Template
+from atoll.domain.tenancy import Client
+from atoll.wire.guest import ENVD_VERSION, GUEST_PORT
+
+Json = dict[str, object]
+
+
+def timestamp(at: float | None) -> str | None:
+    """RFC 3339 in UTC with milliseconds. *Units*: wall seconds."""
+    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def sandbox(one: Sandbox, *, access: Json | None = None) -> Json:
+    spec = one.spec
+    placed = one.placement_id is not None and one.host_id is not None
+    return {
+        "id": one.id,
+        "revision": one.revision,
+        "generation": one.generation,
+        "state": one.state.value,
+        "reason": one.reason,
+        "detail": one.detail,
+        "conditions": sorted(condition.value for condition in one.conditions),
+        "template": {"id": spec.template_id, "name": spec.image_name},
+        "class": spec.class_name,
+        "isolation": spec.isolation.value,
+        "size": {"cpuMillis": spec.cpu_millis, "memoryMib": spec.memory_mib, "diskMib": spec.disk_mib},
+        "network": {
+            "internet": spec.network.internet,
+            "allowOut": list(spec.network.allow_out),
+            "denyOut": list(spec.network.deny_out),
+            "publicTraffic": spec.network.public_traffic,
+            "maskRequestHost": spec.network.mask_request_host,
+        },
+        "metadata": dict(one.metadata),
+        "clientRequestId": one.request_id,
+        "timeoutSeconds": spec.timeout_s,
+        "onEnd": spec.on_end.value,
+        "createdAt": timestamp(one.created_at),
+        "startedAt": timestamp(one.started_at),
+        "endAt": timestamp(one.end_at),
+        "releaseRequestedAt": timestamp(one.release_requested_at),
+        "releasedAt": timestamp(one.released_at),
+        "placement": {"id": one.placement_id, "hostId": one.host_id} if placed else None,
+        "access": access,
+    }
+
+
+def sandbox_with_access(one: Sandbox, *, service: Service, settings: ApiSettings) -> Json:
+    """With the tokens of one that has not ended: for answers about a single sandbox."""
+    if one.state in TERMINAL:
+        return sandbox(one)
+    access: Json = {
+        "domain": settings.domain,
+        "guestPort": GUEST_PORT,
+        "envdVersion": ENVD_VERSION,
+        "accessToken": service.access_token(one),
+        "trafficToken": service.traffic_token(one),
+    }
+    return sandbox(one, access=access)
+
+
+def event(one: EventRecord) -> Json:
+    return {
+        "seq": one.seq,
+        "id": one.id,
+        "at": timestamp(one.at),
+        "type": one.type,
+        "sandboxId": one.sandbox_id,
+        "generation": one.generation,
+        "state": one.state,
+        "reason": one.reason,
+        "data": dict(one.data),
+    }
+
+
+def template(one: Template) -> Json:
+    return {
+        "id": one.id,
+        "name": one.name,
+        "aliases": list(one.aliases),
+        "public": one.public,
+        "buildId": one.build_id,
+        "image": one.image,
+        "size": {"cpuMillis": one.cpu_millis, "memoryMib": one.memory_mib, "diskMib": one.disk_mib},
+        "defaultUser": one.default_user,
+        "defaultWorkdir": one.default_workdir,
+        "createdAt": timestamp(one.created_at),
+        "updatedAt": timestamp(one.updated_at),
+        "spawnCount": one.spawn_count,
+        "lastSpawnedAt": timestamp(one.last_spawned_at),
+    }
+
+
+def amount(vector: Vector) -> Json:
+    return {"cpuMillis": vector.cpu_millis, "memoryMib": vector.memory_mib, "diskMib": vector.disk_mib, "slots": vector.slots}
+
+
+def host(view: HostView) -> Json:
+    one = view.host
+    return {
+        "id": one.id,
+        "name": one.name,
+        "admin": one.admin.value,
+        "health": view.health.value,
+        "arch": one.arch,
+        "region": one.region,
+        "labels": dict(one.labels),
+        "isolations": sorted(one.isolations),
+        "capacity": amount(one.capacity),
+        "used": amount(view.used),
+        "sandboxes": view.sandboxes,
+        "problems": list(one.problems),
+        "agentVersion": one.agent_version,
+        "seenAt": timestamp(one.seen_at),
+        "leaseUntil": timestamp(one.lease_until),
+        "facts": dict(one.facts),
+    }
+
+
+def key(one: Client) -> Json:
+    return {
+        "id": one.id,
+        "name": one.name,
+        "role": one.role.value,
+        "hint": one.key_hint,
+        "createdAt": timestamp(one.created_at),
+        "lastUsedAt": timestamp(one.last_used_at),
+        "revokedAt": timestamp(one.revoked_at),
+    }
+
+
+def whoami(caller: Caller) -> Json:
+    team, client = caller.team, caller.client
+    limits = {"maxSandboxes": team.max_sandboxes, "maxRecords": team.max_records, "requestsPerSecond": team.requests_per_s}
+    return {
+        "team": {"id": team.id, "name": team.name, "limits": limits},
+        "client": {"id": client.id, "name": client.name, "role": client.role.value},
+    }

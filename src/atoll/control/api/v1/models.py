@@ -1,0 +1,306 @@
+"""The objects of `/v1`. Names are camelCase on the wire; times are RFC 3339 in UTC; units are in the names.
+
+What comes in is refused when it has a member that we do not know; what goes out may gain members, so clients ignore those that they do
+not know.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from atoll.base.errors import Code
+from atoll.domain.host import Admin, Health
+from atoll.domain.sandbox import Condition, State
+from atoll.domain.spec import Isolation, OnEnd
+from atoll.domain.tenancy import Role
+
+INT32_MAX = 2**31 - 1
+
+Text = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f]*$")]
+Whole = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Labels = Annotated[dict[str, str], Field(max_length=512)]
+
+
+class Incoming(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+
+class Outgoing(BaseModel):
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+
+class SizeRequest(Incoming):
+    """What differs from the template's size."""
+
+    cpu_millis: Whole | None = None
+    memory_mib: Whole | None = None
+    disk_mib: Whole | None = None
+
+
+class NetworkRequest(Incoming):
+    """Egress and ingress. `allowOut` wins over `denyOut`; private ranges are closed whatever these say."""
+
+    internet: bool = True
+    allow_out: Annotated[list[str], Field(max_length=256)] = Field(default_factory=list)
+    deny_out: Annotated[list[str], Field(max_length=256)] = Field(default_factory=list)
+    public_traffic: bool = True
+    mask_request_host: str | None = None
+
+
+class NewSandbox(Incoming):
+    """What a create asks for; None: as class and template say."""
+
+    template: Annotated[Text, Field(min_length=1, description="Id, alias or namespace/alias, with an optional :tag.")] = "base"
+    client_request_id: Annotated[
+        str | None,
+        Field(pattern=r"^[A-Za-z0-9._:-]{1,255}$", description="Idempotency key of the team: the same request with it gives the same sandbox."),
+    ] = None
+    class_name: Annotated[Text | None, Field(alias="class", description="The operator's policy for this kind of workload.")] = None
+    size: SizeRequest = Field(default_factory=SizeRequest)
+    timeout_seconds: Annotated[int, Field(ge=1, le=INT32_MAX)] = 300
+    metadata: Labels = Field(default_factory=dict)
+    env: Labels = Field(default_factory=dict, repr=False)
+    network: NetworkRequest = Field(default_factory=NetworkRequest)
+    secured: Annotated[bool, Field(description="Whether the guest demands its access token.")] = True
+    require_host: Annotated[Text | None, Field(description="Only this host, by id.")] = None
+    wait: Annotated[bool, Field(description="Answer when it is ready (201), or when it is accepted (202).")] = True
+
+
+class NewEnd(Incoming):
+    """When a sandbox should end, from now; 0 ends it."""
+
+    timeout_seconds: Whole
+    only_extend: Annotated[bool, Field(description="Never move the end nearer.")] = False
+
+
+class NewKey(Incoming):
+    """`role` and `team` are for operators."""
+
+    name: Annotated[Text, Field(min_length=1)]
+    role: Literal["member", "operator"] = "member"
+    team: Annotated[Text | None, Field(min_length=1)] = None
+
+
+class Size(Outgoing):
+    cpu_millis: int
+    memory_mib: int
+    disk_mib: int
+
+
+class Amount(Outgoing):
+    """Capacity as a vector."""
+
+    cpu_millis: int
+    memory_mib: int
+    disk_mib: int
+    slots: int
+
+
+class Network(Outgoing):
+    internet: bool
+    allow_out: list[str]
+    deny_out: list[str]
+    public_traffic: bool
+    mask_request_host: str | None
+
+
+class TemplateRef(Outgoing):
+    id: str
+    name: str
+
+
+class Placement(Outgoing):
+    """Where the present generation is."""
+
+    id: str
+    host_id: str
+
+
+class Access(Outgoing):
+    """How to reach the guest, on `{port}-{id}.{domain}` or with the headers `E2b-Sandbox-Id` and `E2b-Sandbox-Port`."""
+
+    domain: str
+    guest_port: int
+    envd_version: str
+    access_token: str | None
+    traffic_token: str | None
+
+
+class Sandbox(Outgoing):
+    """A sandbox. `reason` says why it ends or ended; `access` is there in answers about one that has not ended."""
+
+    id: str
+    revision: int
+    generation: int
+    state: State
+    reason: str | None
+    detail: str | None
+    conditions: list[Condition]
+    template: TemplateRef
+    class_name: Annotated[str, Field(alias="class")]
+    isolation: Isolation
+    size: Size
+    network: Network
+    metadata: dict[str, str]
+    client_request_id: str | None
+    timeout_seconds: int
+    on_end: OnEnd
+    created_at: str
+    started_at: str | None
+    end_at: str | None
+    release_requested_at: str | None
+    released_at: str | None
+    placement: Placement | None
+    access: Access | None
+
+
+class SandboxPage(Outgoing):
+    items: list[Sandbox]
+    next_cursor: str | None
+    total_running: int
+
+
+class Event(Outgoing):
+    """One entry of a sandbox's history; `seq` grows over the whole deployment."""
+
+    seq: int
+    id: str
+    at: str
+    type: str
+    sandbox_id: str
+    generation: int
+    state: str
+    reason: str | None
+    data: dict[str, str | int | float | None]
+
+
+class EventPage(Outgoing):
+    """`nextAfter` is what to send as `after` for what comes later."""
+
+    items: list[Event]
+    next_after: int
+
+
+class Template(Outgoing):
+    id: str
+    name: str
+    aliases: list[str]
+    public: bool
+    build_id: str
+    image: str
+    size: Size
+    default_user: str
+    default_workdir: str | None
+    created_at: str
+    updated_at: str
+    spawn_count: int
+    last_spawned_at: str | None
+
+
+class TemplateList(Outgoing):
+    items: list[Template]
+
+
+class Host(Outgoing):
+    """A host. `problems` are ids of checks that failed; any makes it unschedulable."""
+
+    id: str
+    name: str
+    admin: Admin
+    health: Health
+    arch: str
+    region: str
+    labels: dict[str, str]
+    isolations: list[str]
+    capacity: Amount
+    used: Amount
+    sandboxes: int
+    problems: list[str]
+    agent_version: str | None
+    seen_at: str | None
+    lease_until: str | None
+    facts: dict[str, str]
+
+
+class HostList(Outgoing):
+    items: list[Host]
+
+
+class Key(Outgoing):
+    id: str
+    name: str
+    role: Role
+    hint: str
+    created_at: str
+    last_used_at: str | None
+    revoked_at: str | None
+
+
+class KeyList(Outgoing):
+    items: list[Key]
+
+
+class MadeKey(Outgoing):
+    """A key, shown this once."""
+
+    key: Key
+    secret: str
+
+
+class TeamLimits(Outgoing):
+    max_sandboxes: int
+    max_records: int
+    requests_per_second: float
+
+
+class Team(Outgoing):
+    id: str
+    name: str
+    limits: TeamLimits
+
+
+class ClientRef(Outgoing):
+    id: str
+    name: str
+    role: Role
+
+
+class Whoami(Outgoing):
+    team: Team
+    client: ClientRef
+
+
+class HostCounts(Outgoing):
+    total: int
+    active: int
+    healthy: int
+
+
+class Status(Outgoing):
+    """The deployment, for operators."""
+
+    version: str
+    install_id: str
+    domain: str
+    ready: bool
+    hosts: HostCounts
+    capacity: Amount
+    used: Amount
+    sandboxes: int
+
+
+class Failure(Outgoing):
+    """`code` never changes its meaning; `hint` says what to do."""
+
+    code: Code
+    message: str
+    hint: str
+    detail: dict[str, str | int | float | None]
+    request_id: str
+
+
+class ErrorBody(Outgoing):
+    error: Failure
