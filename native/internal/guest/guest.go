@@ -1,0 +1,255 @@
+// Package guest is the agent inside a sandbox: E2B's envd contract for users, and a control side for the host.
+//
+// Read guest.go (what is joined to what, who may call what), then the rooms: control, process, filesystem, files,
+// watch, metrics; below them rpc, identity, paths, entry, users, reap, settings.
+package guest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"atoll.local/native/internal/guest/answer"
+	"atoll.local/native/internal/guest/control"
+	"atoll.local/native/internal/guest/files"
+	"atoll.local/native/internal/guest/identity"
+	"atoll.local/native/internal/guest/process"
+	"atoll.local/native/internal/guest/reap"
+	"atoll.local/native/internal/guest/rpc"
+	"atoll.local/native/internal/guest/settings"
+	"atoll.local/native/internal/guest/users"
+)
+
+const (
+	headerBytesMax = 64 << 10
+	headerPatience = 30 * time.Second
+	// idleConnection is longer than any client or proxy keeps an idle connection, so that they close first.
+	idleConnection = 640 * time.Second
+	connectionsMax = 4096
+)
+
+// Options are what a guest depends on.
+type Options struct {
+	Config     *control.Config
+	Machine    control.Machine
+	PasswdPath string
+	GroupPath  string
+	// ReapEverything is for PID 1: orphans are reaped too.
+	ReapEverything bool
+	Now            func() time.Time
+	Log            *slog.Logger
+}
+
+// Guest is the running agent.
+type Guest struct {
+	options   Options
+	settings  *settings.Store
+	identity  *identity.Identity
+	processes *process.Service
+	reaper    *reap.Reaper
+	server    *http.Server
+}
+
+// entrypointTag is the tag under which the image's entrypoint is listed.
+const entrypointTag = "entrypoint"
+
+// New joins the rooms. Nothing listens yet.
+func New(options Options) *Guest {
+	g := &Guest{options: options, settings: &settings.Store{}}
+	g.identity = &identity.Identity{
+		Users:    users.NewDirectory(options.PasswdPath, options.GroupPath),
+		Settings: g.settings,
+	}
+	g.reaper = reap.New(options.ReapEverything)
+	g.processes = process.NewService(g.identity, g.reaper)
+	g.server = &http.Server{
+		Handler:           g.handler(),
+		ReadHeaderTimeout: headerPatience,
+		IdleTimeout:       idleConnection,
+		MaxHeaderBytes:    headerBytesMax,
+		ErrorLog:          slog.NewLogLogger(options.Log.Handler(), slog.LevelDebug),
+	}
+	return g
+}
+
+// Serve answers on listener until Close.
+func (g *Guest) Serve(listener net.Listener) error {
+	err := g.server.Serve(&boundedListener{Listener: listener, slots: make(chan struct{}, connectionsMax)})
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// Close ends all connections at once and stops reaping. Processes are left alone.
+func (g *Guest) Close() {
+	_ = g.server.Close()
+	g.reaper.Close()
+}
+
+// launchEntrypoint runs the image's own command, once.
+func (g *Guest) launchEntrypoint() {
+	command := g.options.Config.Command
+	if len(command) == 0 {
+		return
+	}
+	user, err := g.identity.Users.Lookup(g.options.Config.CommandUser)
+	if err == nil {
+		_, err = g.processes.Launch(command, user, entrypointTag)
+	}
+	if err != nil {
+		g.options.Log.Warn("guest.entrypoint.failed", "error", err.Error())
+	}
+}
+
+// handler dispatches: control calls by their token, the rest by the envd contract.
+func (g *Guest) handler() http.Handler {
+	host := control.New(g.options.Config, g.settings, g.options.Machine, g.launchEntrypoint)
+	routes := g.routes()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/atoll/") {
+			host.ServeHTTP(w, r)
+			return
+		}
+		allowOrigin(w, r)
+		if isPreflight(r) {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		methods, known := routes[r.URL.Path]
+		if !known {
+			answer.Error(w, http.StatusNotFound, "not found")
+			return
+		}
+		route, allowed := methods[r.Method]
+		switch {
+		case !allowed:
+			w.Header().Set("Allow", allowList(methods))
+			answer.Error(w, http.StatusMethodNotAllowed, "method not allowed")
+		case !route.early && g.settings.Latest() == nil:
+			answer.Error(w, http.StatusServiceUnavailable, "sandbox is not initialised")
+		case !route.open && !g.hasToken(r):
+			answer.Error(w, http.StatusUnauthorized,
+				"unauthorized access, please provide a valid access token or method signing if supported")
+		default:
+			route.serve(w, r)
+		}
+	})
+}
+
+// route is one call of the envd contract.
+type route struct {
+	serve http.HandlerFunc
+	open  bool // checks tokens and signatures itself, or needs none
+	early bool // answers before the first init
+}
+
+func (g *Guest) routes() map[string]map[string]route {
+	content := files.New(g.identity, g.options.Now)
+	routes := map[string]map[string]route{
+		"/health": {http.MethodGet: {serve: health, open: true, early: true}},
+		"/envs":   {http.MethodGet: {serve: g.envs}},
+		"/files": {
+			http.MethodGet:  {serve: content.Download, open: true},
+			http.MethodPost: {serve: content.Upload, open: true},
+		},
+		"/files/compose": {http.MethodPost: {serve: content.Compose}},
+	}
+	g.addService(routes, "/process.Process/", g.processes.Routes())
+	return routes
+}
+
+func (g *Guest) addService(routes map[string]map[string]route, prefix string, methods map[string]http.HandlerFunc) {
+	for name, serve := range methods {
+		routes[prefix+name] = map[string]route{http.MethodPost: {serve: g.withKnownUser(serve)}}
+	}
+}
+
+// withKnownUser refuses an rpc that names a user who does not exist, also where no user is needed.
+func (g *Guest) withKnownUser(serve http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if err := g.identity.CheckBasic(r); err != nil {
+			rpc.Refuse(w, r, err)
+			return
+		}
+		serve(w, r)
+	}
+}
+
+func (g *Guest) hasToken(r *http.Request) bool {
+	token := g.settings.Current().AccessToken
+	return !token.IsSet() || token.Equals(r.Header.Get("X-Access-Token"))
+}
+
+func health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (g *Guest) envs(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	answer.JSON(w, http.StatusOK, g.settings.Current().Env)
+}
+
+// allowOrigin lets any page call: what protects the sandbox is its token, and no cookie is ever looked at.
+func allowOrigin(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Add("Vary", "Origin")
+	h.Set("Access-Control-Allow-Origin", "*")
+	if !isPreflight(r) {
+		h.Set("Access-Control-Expose-Headers",
+			"Content-Encoding, Content-Length, Content-Range, Accept-Ranges, Last-Modified, Location, Connect-Protocol-Version")
+		return
+	}
+	h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE")
+	h.Set("Access-Control-Max-Age", "7200")
+	// "*" would not cover Authorization, so what was asked for is what is allowed.
+	if wanted := r.Header.Get("Access-Control-Request-Headers"); wanted != "" {
+		h.Set("Access-Control-Allow-Headers", wanted)
+	}
+}
+
+func isPreflight(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
+}
+
+func allowList(methods map[string]route) string {
+	names := make([]string, 0, len(methods))
+	for _, name := range []string{http.MethodGet, http.MethodPost} {
+		if _, ok := methods[name]; ok {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// boundedListener closes connections beyond the limit at once: waiting would lock the host out together with whoever
+// holds them.
+type boundedListener struct {
+	net.Listener
+	slots chan struct{}
+}
+
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case l.slots <- struct{}{}:
+			return &boundedConn{Conn: conn, slots: l.slots}, nil
+		default:
+			_ = conn.Close()
+		}
+	}
+}
+
+// Listen opens the guest's listener.
+func Listen(ctx context.Context, address string) (net.Listener, error) {
+	return (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+}

@@ -1,0 +1,57 @@
+// Package settings holds what the latest init gave this guest: environment, access token and defaults.
+//
+// Values are immutable once stored. A request reads one snapshot and works with it to its end, so an init that
+// comes in the middle of a request never mixes two generations of settings.
+package settings
+
+import (
+	"crypto/subtle"
+	"sync/atomic"
+)
+
+// Values is one init's worth of settings.
+type Values struct {
+	Env            map[string]string
+	AccessToken    Secret
+	DefaultUser    string
+	DefaultWorkdir string
+}
+
+// Secret is a string that never shows itself in logs or errors. The empty secret means "none is set".
+type Secret string
+
+// String hides the content.
+func (Secret) String() string { return "***" }
+
+// GoString hides the content from %#v.
+func (Secret) GoString() string { return "***" }
+
+// IsSet says whether a token was given at all.
+func (s Secret) IsSet() bool { return s != "" }
+
+// Equals compares in constant time.
+func (s Secret) Equals(other string) bool {
+	return subtle.ConstantTimeCompare([]byte(s), []byte(other)) == 1
+}
+
+// Reveal returns the content, for signing.
+func (s Secret) Reveal() string { return string(s) }
+
+// Store is the one mutable place: the latest values, or none before the first init.
+type Store struct {
+	latest atomic.Pointer[Values]
+}
+
+// Replace makes v the latest values. The caller must not change v afterwards.
+func (s *Store) Replace(v *Values) { s.latest.Store(v) }
+
+// Latest returns the values of the last init, or nil before the first.
+func (s *Store) Latest() *Values { return s.latest.Load() }
+
+// Current returns the values of the last init, or empty values before the first.
+func (s *Store) Current() *Values {
+	if v := s.latest.Load(); v != nil {
+		return v
+	}
+	return &Values{}
+}
