@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import threading
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ BIN: Final = BUILD / "bin"
 GO: Final = BUILD / "tools" / "go"
 GO_MIN: Final = (1, 26, 3)
 PROGRAMS: Final = ("atoll-guest", "atoll-io")
+VERSION: Final = "atoll.local/native/internal/version.Version"
 RUNSC: Final = "gvisor.dev/gvisor/runsc"
 # Whatever the machine's own settings are: the toolchain that was chosen, no C, the locked modules, no version control questions.
 ENVIRONMENT: Final = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off"}
@@ -62,13 +64,14 @@ def ensure_go(reporter: Reporter) -> str:
 def ensure_programs(reporter: Reporter) -> str:
     """Have build/bin/atoll-guest and build/bin/atoll-io of the current sources."""
     sources = stamps.files_below(NATIVE, wanted=_is_source)
-    digest = stamps.digest_of_files(NATIVE, sources, extra=_text(_go_version(GO)))
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    digest = stamps.digest_of_files(NATIVE, sources, extra=f"{_text(_go_version(GO))} {version}")
     stamp = BUILD / "stamps" / "programs"
     if stamps.is_current(stamp, digest, *[BIN / name for name in PROGRAMS]):
         return f"have {' and '.join(PROGRAMS)}"
     with COMPILER:
         for name in PROGRAMS:
-            _build(reporter, name, package=f"./cmd/{name}", module=NATIVE, flags=[])
+            _build(reporter, name, package=f"./cmd/{name}", module=NATIVE, flags=[f"-X {VERSION}={version}"])
     stamps.write(stamp, digest)
     return f"built {' and '.join(PROGRAMS)}"
 
