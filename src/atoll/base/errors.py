@@ -153,7 +153,7 @@ class AtollError(Exception):
 
     family = "bug"
 
-    def __init__(self, code: Code, message: str, *, hint: str | None = None, **detail: str | int | float | None) -> None:
+    def __init__(self, code: Code, message: str, *, hint: str | None = None, **detail: str | float | None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
@@ -175,7 +175,9 @@ class Unavailable(AtollError):
 
     family = "unavailable"
 
-    def __init__(self, code: Code, message: str, *, retry_after_s: float = 1.0, hint: str | None = None, **detail: str | int | float | None) -> None:
+    def __init__(
+        self, code: Code, message: str, *, retry_after_s: float = 1.0, hint: str | None = None, **detail: str | float | None
+    ) -> None:
         super().__init__(code, message, hint=hint, **detail)
         self.retry_after_s = retry_after_s
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 from atoll.base.secret import Secret
-from atoll.domain.host import Health, Host
 from atoll.base.units import Vector
+from atoll.domain.host import Health, Host
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team

@@ -16,6 +16,7 @@ from typing import Final
 from atoll.base.ids import HostId, PlacementId, SandboxId
 from atoll.base.units import ZERO, Vector
 from atoll.domain import machine
+from atoll.domain.command import Kind
 
 
 class Holding(StrEnum):
@@ -104,6 +105,10 @@ class Placement:
     holding: Holding
     vector: Vector
     nonce: str
+    desired: Kind = Kind.ENSURE_RUNNING
+    """What control wants; with `desired_revision` it is the placement's one current command."""
+    desired_revision: int = 1
+    desired_reason: str | None = None
     observed: Observed = Observed.UNKNOWN
     seq: int = 0
     applied_revision: int = 0

@@ -122,8 +122,6 @@ class Sandbox:
     state: State
     spec: Spec
     generation: int
-    desired_revision: int
-    """Raised by each new order to the agent within one generation; part of command ids."""
     created_at: float
     end_at: float | None
     """When it ends by itself; None for boxes."""
@@ -150,3 +148,5 @@ class Sandbox:
     tried_hosts: tuple[str, ...] = ()
     attempts: int = 0
     bootstrap_exposed: bool = False
+    secured: bool = True
+    """The guest demands the sandbox's access token."""

@@ -1,0 +1,66 @@
+"""The agents' routes: /agent/v1/{enroll,poll,observe,payloads}, bare ASGI (wire/agent.py says what each is for)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from atoll.base.errors import Code, Refused
+from atoll.control import asgi
+from atoll.control.asgi import Receive, Scope, Send
+from atoll.control.enrollment import Enrollment
+from atoll.control.sessions import Sessions
+from atoll.wire import agent as wire
+
+PREFIX: Final = "/agent/v1/"
+
+
+class Agents:
+    """ASGI for everything below PREFIX."""
+
+    def __init__(self, sessions: Sessions, enrollment: Enrollment) -> None:
+        self._sessions = sessions
+        self._enrollment = enrollment
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await asgi.guarded(send, self._serve(scope, receive, send))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = str(scope["path"]).removeprefix(PREFIX)
+        if scope["method"] != "POST":
+            raise Refused(Code.INVALID_REQUEST, "agents' calls are POST")
+        data = await asgi.body(receive, limit=wire.MESSAGE_BYTES_MAX)
+        if call == "enroll":
+            await asgi.answer_model(send, await self._enrollment.enroll(asgi.parse(wire.Enroll, data)), status=201)
+            return
+        host = await self._sessions.host_of(asgi.bearer(scope))
+        match call:
+            case "poll":
+                poll = asgi.parse(wire.Poll, data)
+                answer = await _unless_gone(self._sessions.poll(host, poll), receive)
+                if answer is not None:
+                    await asgi.answer_model(send, answer)
+            case "observe":
+                await asgi.answer_model(send, await self._sessions.observe(host, asgi.parse(wire.Observe, data)))
+            case "payloads":
+                await asgi.answer_model(send, await self._sessions.payloads(host, asgi.parse(wire.PayloadsWanted, data)))
+            case "collected":
+                self._sessions.collected(host, asgi.parse(wire.Collected, data))
+                await asgi.answer(send, 204, b"")
+            case _:
+                raise Refused(Code.INVALID_REQUEST, "no such call")
+
+
+async def _unless_gone(work: Coroutine[Any, Any, wire.PollAnswer], receive: Receive) -> wire.PollAnswer | None:
+    """The answer, or None when the agent has hung up: a parked poll of a dead agent must not linger."""
+    answering = asyncio.ensure_future(work)
+    hung_up = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((answering, hung_up), return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return await answering
+        return None
+    finally:
+        for task in (answering, hung_up):
+            task.cancel()

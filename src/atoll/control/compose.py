@@ -1,0 +1,185 @@
+"""Control, put together: settings in, an ASGI application and its background loops out.
+
+The only place in `control` that knows every part. Start order: store and schema, bootstrap, directory and routes from rows, loops; the
+application answers from then on. Stop order is the reverse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from atoll.base.clock import Clock
+from atoll.base.errors import Bug, Code
+from atoll.base.ids import Dice
+from atoll.control import agents, bootstrap, routes
+from atoll.control.api.app import build_app
+from atoll.control.api.settings import ApiSettings
+from atoll.control.asgi import Receive, Scope, Send
+from atoll.control.consoles import Consoles
+from atoll.control.directory import Directory
+from atoll.control.ends import Ends
+from atoll.control.enrollment import Enrollment
+from atoll.control.facade import Facade
+from atoll.control.hub import Hub
+from atoll.control.keys import Keys, TeamDefaults
+from atoll.control.loops import deadlines, retention
+from atoll.control.loops.reconcile import Reconciler
+from atoll.control.orders import Orders
+from atoll.control.sandboxes import Sandboxes
+from atoll.control.sessions import Sessions
+from atoll.control.templates import Templates
+from atoll.control.tokens import Tokens
+from atoll.planning.admission import DeploymentLimits
+from atoll.planning.resolve import CLASSES, WorkloadClass
+from atoll.store import sandboxes as stored
+from atoll.store import schema
+from atoll.store.engine import SqliteStore
+from atoll.store.sealing import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """What an instance or operator decides. `secrets` is a directory: sealing.key, token.key (base64), guest-ed25519 (PEM), edge.token."""
+
+    database: Path
+    secrets: Path
+    artifacts: Path
+    """Folder of ready images: `<name>/current/manifest.json`."""
+    install_id: str
+    domain: str
+    version: str
+    bootstrap: Path | None = None
+    classes: Mapping[str, WorkloadClass] = field(default_factory=lambda: dict(CLASSES))
+    default_class: str = "default"
+    limits: DeploymentLimits = field(default_factory=DeploymentLimits)
+    teams: TeamDefaults = field(default_factory=TeamDefaults)
+    hosts_max: int = 10_000
+    auto_activate: bool = True
+    records_kept_s: float = 24 * 3600.0
+
+
+class Control:
+    """One control process. `start`, then serve `app`, then `stop`."""
+
+    def __init__(self, settings: ControlSettings, *, clock: Clock, dice: Dice) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._dice = dice
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = False
+        self._app: Any = None
+
+    async def start(self) -> None:
+        """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*."""
+        settings, clock, dice = self.settings, self._clock, self._dice
+        self._store = store = SqliteStore(settings.database)
+        await store.write(schema.migrate)
+        new = dice(8).hex()
+        install_id, incarnation = await store.write(
+            lambda conn: schema.deployment(conn, install_id=settings.install_id, incarnation=new, now=clock.now())
+        )
+        if install_id != settings.install_id:
+            raise Bug(Code.INTERNAL, f"this database belongs to install {install_id}, not {settings.install_id}")
+        tokens = Tokens(root=_key(settings.secrets / "token.key"), signing=_signing(settings.secrets / "guest-ed25519"))
+        self._routes = routes.Routes(tokens, edge_token=(settings.secrets / "edge.token").read_text().strip(), incarnation=incarnation)
+        hub, directory = Hub(), Directory()
+        orders = Orders(store=store, sealer=Sealer(_key(settings.secrets / "sealing.key")), tokens=tokens, clock=clock)
+        self.reconciler = reconciler = Reconciler(
+            store=store, clock=clock, dice=dice, hub=hub, directory=directory, routes=self._routes, ends=Ends(), deadlines=asyncio.Event()
+        )
+        keys = Keys(store=store, clock=clock, dice=dice, defaults=settings.teams)
+        if settings.bootstrap is not None:
+            await bootstrap.apply(settings.bootstrap, store=store, keys=keys, clock=clock, dice=dice)
+        await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
+        await store.read(directory.load)
+        self._routes.load(await store.read(stored.reachable))
+        templates, consoles = Templates(store), Consoles(hub=hub, dice=dice)
+        sandboxes = Sandboxes(
+            store=store,
+            clock=clock,
+            dice=dice,
+            hub=hub,
+            reconciler=reconciler,
+            orders=orders,
+            templates=templates,
+            consoles=consoles,
+            classes=settings.classes,
+            default_class=settings.default_class,
+            limits=settings.limits,
+        )
+        self.service = Facade(store=store, clock=clock, keys=keys, sandboxes=sandboxes, templates=templates, tokens=tokens)
+        sessions = Sessions(
+            store=store,
+            clock=clock,
+            hub=hub,
+            directory=directory,
+            reconciler=reconciler,
+            orders=orders,
+            consoles=consoles,
+            incarnation=incarnation,
+        )
+        enrollment = Enrollment(
+            store=store,
+            clock=clock,
+            dice=dice,
+            directory=directory,
+            install_id=settings.install_id,
+            auto_activate=settings.auto_activate,
+            hosts_max=settings.hosts_max,
+        )
+        self._app = build_app(
+            self.service,
+            settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
+            ready=lambda: self._started,
+            extra=[(agents.PREFIX, agents.Agents(sessions, enrollment)), (routes.PREFIX, self._routes)],
+        )
+        self._spawn(deadlines.run(reconciler, clock))
+        self._spawn(retention.run(store, clock, keep_s=settings.records_kept_s))
+        self._started = True
+
+    async def stop(self) -> None:
+        """End loops and streams, then close the store; what was committed stays, whatever was under way is taken up by the next start."""
+        self._started = False
+        self._routes.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._store.close()
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI; `start` must have returned."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """The server's start and stop are not ours: `start` and `stop` are called around it."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+def _key(path: Path) -> bytes:
+    return base64.b64decode(path.read_text())
+
+
+def _signing(path: Path) -> Ed25519PrivateKey:
+    key = load_pem_private_key(path.read_bytes(), password=None)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise Bug(Code.INTERNAL, f"{path.name} is not an Ed25519 key")
+    return key

@@ -1,0 +1,41 @@
+"""Which end each agent enforces, as its polls say; so that a caller near the old end can wait for the new one to be in force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+
+
+class Ends:
+    """In memory only: a hint that polls renew."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, int]] = {}
+        self._waiting: defaultdict[str, set[tuple[int, asyncio.Event]]] = defaultdict(set)
+
+    def heard(self, host_id: str, revisions: Mapping[str, int]) -> None:
+        """A poll's word."""
+        self._known[host_id] = dict(revisions)
+        for placement_id, waiting in list(self._waiting.items()):
+            revision = revisions.get(placement_id, 0)
+            for wanted, event in waiting:
+                if revision >= wanted:
+                    event.set()
+
+    async def told(self, placement_id: str, revision: int, *, timeout_s: float) -> bool:
+        """Whether the agent enforces at least this revision within the time. *Units*: seconds."""
+        if any(known.get(placement_id, 0) >= revision for known in self._known.values()):
+            return True
+        entry = (revision, asyncio.Event())
+        self._waiting[placement_id].add(entry)
+        try:
+            await asyncio.wait_for(entry[1].wait(), timeout=timeout_s)
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            self._waiting[placement_id].discard(entry)
+            if not self._waiting[placement_id]:
+                del self._waiting[placement_id]

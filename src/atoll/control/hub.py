@@ -1,0 +1,55 @@
+"""Who is told of a commit, inside this process: requests that wait for a sandbox, polls that wait for work, edges that follow routes.
+
+Only hints: whoever is told reads the store again. Subscribe, then read: nothing is lost between the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+
+from atoll.domain.sandbox import Sandbox
+
+
+class Hub:
+    """Single-threaded: all methods are called on the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._hosts: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    @contextlib.contextmanager
+    def watch(self, sandbox_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set by each commit of this sandbox; the watcher clears it before it reads."""
+        with self._member(self._waiting, sandbox_id) as event:
+            yield event
+
+    @contextlib.contextmanager
+    def work_for(self, host_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set when this host may have work."""
+        with self._member(self._hosts, host_id) as event:
+            yield event
+
+    def changed(self, sandbox: Sandbox) -> None:
+        """A commit of this sandbox is durable."""
+        for event in self._waiting.get(sandbox.id, ()):
+            event.set()
+
+    def wake_host(self, host_id: str) -> None:
+        """This host may have work."""
+        for event in self._hosts.get(host_id, ()):
+            event.set()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _member(groups: defaultdict[str, set[asyncio.Event]], key: str) -> Iterator[asyncio.Event]:
+        event = asyncio.Event()
+        groups[key].add(event)
+        try:
+            yield event
+        finally:
+            groups[key].discard(event)
+            if not groups[key]:
+                del groups[key]

@@ -1,0 +1,45 @@
+"""Deadlines: sleeps until the next one, then activates the sandboxes that are due. Idle sandboxes cost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError
+from atoll.control.loops.reconcile import Reconciler
+from atoll.store import sandboxes
+from atoll.telemetry import events as names
+from atoll.telemetry.log import get_logger
+
+LOG = get_logger(logger="control.deadlines")
+
+_IDLE_S = 30.0
+"""Longest sleep: other replicas may have set deadlines that this one has not heard of."""
+_AFTER_ERROR_S = 1.0
+
+
+async def run(reconciler: Reconciler, clock: Clock) -> None:
+    """Runs until it is cancelled."""
+    while True:
+        pause_s = _AFTER_ERROR_S
+        try:
+            pause_s = await _pass(reconciler, clock)
+        except AtollError as error:
+            LOG.warning(names.SANDBOX_DEADLINE_MISSED, code=error.code, error=error.message)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reconciler.deadlines.wait(), timeout=pause_s)
+        # Many deadlines move at once under load: one look for all of them.
+        await asyncio.sleep(0.01)
+
+
+async def _pass(reconciler: Reconciler, clock: Clock) -> float:
+    reconciler.deadlines.clear()
+    now = clock.now()
+    due = await reconciler.store.read(lambda conn: sandboxes.due(conn, now=now))
+    for sandbox_id in due:
+        await reconciler.settle(sandbox_id)
+    coming = await reconciler.store.read(sandboxes.next_deadline)
+    if coming is None:
+        return _IDLE_S
+    return min(_IDLE_S, max(0.02, coming - clock.now()))

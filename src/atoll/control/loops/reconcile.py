@@ -1,0 +1,141 @@
+"""Reconcile: a stimulus in, one commit, whatever follows from it, and everybody told.
+
+Theory of operation. `apply` commits what `planning.reconcile.advance` decides in one transaction and then tells the hub, the directory
+and the routes. `settle` goes on while something follows by itself: a sandbox without a host is placed by asking hosts one at a time,
+each answer a commit. No retry is in here: a sandbox that stays pending has a deadline, and the deadline loop activates it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+import sqlalchemy as sa
+
+from atoll.base.clock import Clock
+from atoll.base.ids import Dice, HostId, PlacementId, Prefix, new_id
+from atoll.base.units import Vector
+from atoll.control.directory import Directory
+from atoll.control.ends import Ends
+from atoll.control.hub import Hub
+from atoll.domain.placement import Holding, Placement
+from atoll.domain.sandbox import Sandbox
+from atoll.planning import placing
+from atoll.planning.reconcile import NoRoom, Stimulus, Tick, wants_placing
+from atoll.store import facts
+from atoll.store.engine import Store
+from atoll.telemetry import events as names
+from atoll.telemetry.log import get_logger
+
+LOG = get_logger(logger="control.reconcile")
+
+_STEPS_MAX = 64
+"""Moves of one activation; more is left to the next."""
+
+
+class RouteSink(Protocol):
+    """Who keeps the edges' routes (control.edges)."""
+
+    def changed(self, sandbox: Sandbox, placement: Placement | None) -> None: ...
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Everything that a state change needs; one per control process."""
+
+    store: Store
+    clock: Clock
+    dice: Dice
+    hub: Hub
+    directory: Directory
+    routes: RouteSink
+    ends: Ends
+    deadlines: asyncio.Event
+    """Set when a deadline may have become the next one."""
+
+    def event_id(self) -> str:
+        """A fresh id of an event."""
+        return new_id(Prefix.EVENT, self.dice)
+
+    async def apply(self, sandbox_id: str, stimulus: Stimulus) -> facts.Committed | None:
+        """Commit what the stimulus changes; None when there is no such sandbox."""
+        now = self.clock.now()
+
+        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Vector | None]:
+            done = facts.advance_sandbox(conn, sandbox_id, stimulus, now=now, ids=self.event_id)
+            return done, self._used(conn, done)
+
+        done, used = await self.store.write(work)
+        self.published(done, used)
+        return done
+
+    async def settle(self, sandbox_id: str) -> facts.Committed | None:
+        """Carry on until nothing follows by itself."""
+        done: facts.Committed | None = None
+        for _ in range(_STEPS_MAX):
+            found = await self.store.read(lambda conn: facts.load(conn, sandbox_id))
+            if found is None:
+                return None
+            if wants_placing(found.sandbox, now=self.clock.now()):
+                done = await self._place(found.sandbox)
+            else:
+                done = await self.apply(sandbox_id, Tick())
+            if done is None or not done.changed:
+                return done
+        return done
+
+    def published(self, done: facts.Committed | None, used: Vector | None) -> None:
+        """Tell everybody of a durable commit."""
+        if done is None or not done.changed:
+            return
+        placement = done.placement
+        if placement is not None:
+            if used is not None:
+                self.directory.use(placement.host_id, used)
+            if placement.holding is Holding.NONE or placement.applied_revision < placement.desired_revision:
+                self.hub.wake_host(placement.host_id)
+        self.routes.changed(done.sandbox, placement)
+        self.hub.changed(done.sandbox)
+        if done.sandbox.deadline_at is not None:
+            self.deadlines.set()
+        LOG.info(
+            names.SANDBOX_STATE_CHANGED,
+            sandbox_id=done.sandbox.id,
+            state=done.sandbox.state.value,
+            revision=done.sandbox.revision,
+            generation=done.sandbox.generation,
+            reason=done.sandbox.reason,
+        )
+
+    @staticmethod
+    def _used(conn: sa.Connection, done: facts.Committed | None) -> Vector | None:
+        if done is None or not done.capacity_changed or done.placement is None:
+            return None
+        return facts.used(conn, done.placement.host_id)
+
+    async def _place(self, sandbox: Sandbox) -> facts.Committed | None:
+        """One host is asked, the best first; or, when none is left, that is recorded."""
+        now = self.clock.now()
+        adverts = list(self.directory.adverts())
+        found = placing.candidates(adverts, sandbox.spec, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
+        if not found:
+            return await self.apply(sandbox.id, NoRoom(placing.summary(placing.explain(adverts, sandbox.spec, now=now))))
+        placement = Placement(
+            id=PlacementId(new_id(Prefix.PLACEMENT, self.dice)),
+            sandbox_id=sandbox.id,
+            host_id=HostId(found[0].host_id),
+            generation=sandbox.generation,
+            holding=Holding.RESERVED,
+            vector=sandbox.spec.vector(),
+            nonce=self.dice(16).hex(),
+            created_at=now,
+        )
+
+        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Vector | None]:
+            done = facts.reserve(conn, sandbox.id, placement, now=now, ids=self.event_id)
+            return done, self._used(conn, done)
+
+        done, used = await self.store.write(work)
+        self.published(done, used)
+        return done

@@ -1,0 +1,90 @@
+"""From what control wants of a placement to the command, end and payload that its agent gets.
+
+A command's content follows from rows that do not change under one desired revision, so whoever computes it, whenever, gets the same
+id and digest. Secrets travel beside it, opened from their sealed column only for this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from atoll.base.clock import Clock
+from atoll.control.tokens import Tokens
+from atoll.domain.command import Kind, command_id, digest
+from atoll.domain.placement import Placement
+from atoll.domain.sandbox import Sandbox
+from atoll.store import hosts, rows
+from atoll.store.engine import Store
+from atoll.store.sealing import Sealer
+from atoll.wire import agent as wire
+from atoll.wire.guest import SCOPE_CONTROL
+
+TABLE = "payloads"
+
+
+class Orders:
+    """Makes messages for agents."""
+
+    def __init__(self, *, store: Store, sealer: Sealer, tokens: Tokens, clock: Clock) -> None:
+        self._store = store
+        self._sealer = sealer
+        self._tokens = tokens
+        self._clock = clock
+
+    def seal(self, sandbox_id: str, *, env: dict[str, str], files: list[dict[str, str]]) -> tuple[bytes, str]:
+        """The sealed payload of a new sandbox, and its digest."""
+        clear = json.dumps({"env": env, "files": files}, sort_keys=True, separators=(",", ":")).encode()
+        return self._sealer.seal(clear, table=TABLE, row=sandbox_id), hashlib.sha256(clear).hexdigest()
+
+    async def payload(self, sandbox: Sandbox) -> wire.InitPayload | None:
+        """What the sandbox's guest gets by init; None when it has ended."""
+        sealed = await self._store.read(lambda conn: hosts.payload(conn, sandbox.id))
+        if sealed is None:
+            return None
+        clear = json.loads(self._sealer.open(sealed, table=TABLE, row=sandbox.id))
+        token = self._tokens.access(sandbox.id) if sandbox.secured else None
+        return wire.InitPayload(env=clear["env"], files=clear["files"], access_token=token)
+
+    async def command(self, placement: Placement, sandbox: Sandbox, *, epoch: str) -> tuple[wire.Command, wire.InitPayload | None]:
+        """The placement's one current command, with the payload that it refers to."""
+        content: dict[str, Any] = {
+            "id": command_id(placement.id, placement.generation, placement.desired_revision),
+            "kind": placement.desired.value,
+            "placement_id": placement.id,
+            "sandbox_id": sandbox.id,
+            "team_id": sandbox.team_id,
+            "generation": placement.generation,
+            "desired_revision": placement.desired_revision,
+            "reason": placement.desired_reason,
+        }
+        payload: wire.InitPayload | None = None
+        if placement.desired is not Kind.ENSURE_ABSENT:
+            payload = await self.payload(sandbox)
+            content |= {
+                "spec": rows.SPEC.dump_python(sandbox.spec, mode="json"),
+                "nonce": placement.nonce,
+                "guest_public_key": self._tokens.guest_public_key,
+                "guest_token": self._tokens.guest(placement, SCOPE_CONTROL),
+                "hostname": sandbox.id,
+                "payload_ref": sandbox.id,
+                "payload_digest": sandbox.payload_digest,
+                "ready_s": sandbox.spec.guest_ready_s,
+            }
+        return wire.Command.model_validate({**content, "digest": digest(content), "epoch": epoch}), payload
+
+    def guest_token(self, placement: Placement) -> str:
+        """What the agent shows to the placement's guest."""
+        return self._tokens.guest(placement, SCOPE_CONTROL)
+
+    def end(self, sandbox: Sandbox, placement_id: str) -> wire.End:
+        """When the agent ends it by itself; remaining seconds, never less than none."""
+        left = (sandbox.end_at if sandbox.end_at is not None else float("inf")) - self._clock.now()
+        return wire.End(
+            placement_id=placement_id,
+            revision=sandbox.end_revision,
+            remaining_s=max(0.0, left),
+            action=sandbox.spec.on_end,
+            on_lease_expiry=sandbox.spec.on_lease_expiry,
+        )

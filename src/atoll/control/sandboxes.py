@@ -1,0 +1,276 @@
+"""Sandboxes as every API asks for them: admitted, resolved, accepted, awaited; listed, extended, released.
+
+A create is three commits: accepted (with its sealed payload), placed, ready. The request waits on the hub, not on the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from atoll.base.clock import Clock
+from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
+from atoll.base.ids import Dice, Prefix, SandboxId, is_id, new_id
+from atoll.control.consoles import Consoles
+from atoll.control.hub import Hub
+from atoll.control.loops.reconcile import Reconciler
+from atoll.control.orders import Orders
+from atoll.control.service import Caller, EventRecord, Page, Query
+from atoll.control.templates import Templates
+from atoll.domain.sandbox import STARTING, TERMINAL, Sandbox, State
+from atoll.planning import admission, resolve
+from atoll.planning.reconcile import EndMoved, ReleaseRequested
+from atoll.planning.resolve import CreateRequest
+from atoll.store import facts, sandboxes, tenancy
+from atoll.store.engine import Store
+
+_ENDED: Final = TERMINAL | {State.RELEASING}
+_NEAR_END_S: Final = 30.0
+_AGENT_WORD_S: Final = 2.0
+
+
+def not_found(sandbox_id: str) -> Refused:
+    """The same for a stranger's sandbox, an ended one, and one that never was."""
+    return Refused(Code.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id[:64]!r} was not found")
+
+
+@dataclass(slots=True, kw_only=True)
+class Sandboxes:
+    """Part of the Service; one per control process."""
+
+    store: Store
+    clock: Clock
+    dice: Dice
+    hub: Hub
+    reconciler: Reconciler
+    orders: Orders
+    templates: Templates
+    consoles: Consoles
+    classes: Mapping[str, resolve.WorkloadClass]
+    default_class: str
+    limits: admission.DeploymentLimits
+
+    async def create(self, caller: Caller, request: CreateRequest) -> Sandbox:
+        """As Service.create."""
+        if request.request_id is not None:
+            known = await self._repeated(caller, request)
+            if known is not None:
+                return known
+        sandbox = await self._accept(caller, request)
+        if not request.wait:
+            await self.reconciler.settle(sandbox.id)
+            return sandbox
+        return await self._await_ready(sandbox)
+
+    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False) -> Sandbox:
+        """As Service.get."""
+        found = await self.store.read(lambda conn: sandboxes.get(conn, sandbox_id)) if is_id(Prefix.SANDBOX, sandbox_id) else None
+        if found is None or found.team_id != caller.team.id:
+            raise not_found(sandbox_id)
+        if not ended and (found.state in _ENDED or found.state in STARTING):
+            raise not_found(sandbox_id)
+        return found
+
+    async def find(self, caller: Caller, query: Query) -> Page[Sandbox]:
+        """As Service.find."""
+        scopes = {"visible": sandboxes.VISIBLE, "living": sandboxes.LIVING_STATES, "all": tuple(s.value for s in State)}
+        states = [s for s in scopes[query.scope] if not query.states or s in query.states]
+        template_id = None
+        if query.template is not None:
+            try:
+                template_id = (await self.templates.get(caller, query.template)).id
+            except Refused as error:
+                if error.code is not Code.TEMPLATE_NOT_FOUND:
+                    raise
+                return Page([], None, await self.store.read(lambda conn: sandboxes.running(conn, caller.team.id)))
+        wanted = sandboxes.Filter(
+            team_id=caller.team.id,
+            states=states,
+            metadata=query.metadata,
+            template_id=template_id,
+            started_after=query.started_after,
+            ascending=query.ascending,
+            limit=query.limit,
+            after=_parse_cursor(query.cursor) if query.cursor else None,
+        )
+        found, running = await self.store.read(lambda conn: (sandboxes.find(conn, wanted), sandboxes.running(conn, caller.team.id)))
+        items = found[: query.limit]
+        more = len(found) > query.limit
+        return Page(items, _cursor(items[-1]) if more else None, running)
+
+    async def release(self, caller: Caller, sandbox_id: str, *, reason: str = Code.RELEASE_REQUESTED) -> Sandbox:
+        """As Service.release."""
+        found = await self.get(caller, sandbox_id, ended=True)
+        if found.state in _ENDED:
+            raise not_found(sandbox_id)
+        done = await self.reconciler.apply(found.id, ReleaseRequested(reason))
+        if done is None or not done.changed:
+            raise not_found(sandbox_id)
+        return done.sandbox
+
+    async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
+        """As Service.set_end."""
+        found = await self.get(caller, sandbox_id)
+        policy = self.classes[found.spec.class_name]
+        if timeout_s > policy.timeout_s_max:
+            raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {policy.timeout_s_max} s")
+        now = self.clock.now()
+        end_at = now + max(0.0, timeout_s)
+        if only_extend and found.end_at is not None and end_at <= found.end_at:
+            return found
+        old_end = found.end_at
+        done = await self.reconciler.apply(found.id, EndMoved(end_at))
+        if done is None or done.sandbox.state in _ENDED:
+            raise not_found(sandbox_id)
+        if done.sandbox.host_id is not None:
+            self.hub.wake_host(done.sandbox.host_id)
+        if done.changed and old_end is not None and old_end - now < _NEAR_END_S:
+            await self._agent_word(done.sandbox)
+        return await self.get(caller, sandbox_id) if timeout_s > 0 else done.sandbox
+
+    async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> list[EventRecord]:
+        """As Service.events."""
+        found = await self.get(caller, sandbox_id, ended=True)
+        rows = await self.store.read(lambda conn: sandboxes.events_of(conn, found.id, after=after, limit=limit))
+        return [EventRecord(**row) for row in rows]
+
+    async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
+        """As Service.logs."""
+        found = await self.get(caller, sandbox_id, ended=True)
+        if found.host_id is None or found.placement_id is None or found.state in TERMINAL:
+            return b""
+        return await self.consoles.read(host_id=found.host_id, placement_id=found.placement_id)
+
+    # Create, step by step.
+
+    async def _repeated(self, caller: Caller, request: CreateRequest) -> Sandbox | None:
+        assert request.request_id is not None
+        request_id = request.request_id
+        known = await self.store.read(lambda conn: sandboxes.by_request(conn, caller.team.id, request_id))
+        if known is None:
+            return None
+        if known.request_digest != _digest(request):
+            raise Refused(Code.REQUEST_MISMATCH, "this request id was used with another body")
+        if request.wait and known.state in STARTING:
+            raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running")
+        return known
+
+    async def _accept(self, caller: Caller, request: CreateRequest) -> Sandbox:
+        template = await self.templates.get(caller, request.template)
+        policy = self.classes.get(request.class_name or self.default_class)
+        if policy is None:
+            raise Refused(Code.INVALID_REQUEST, f"class {request.class_name!r} does not exist; there are {', '.join(self.classes)}")
+        spec = resolve.resolve(request, template=template, policy=policy)
+        now = self.clock.now()
+        sandbox_id = SandboxId(new_id(Prefix.SANDBOX, self.dice))
+        env = dict(request.env)
+        files: list[dict[str, str]] = []
+        if request.e2b_env:
+            env, files = _e2b_inside(env, sandbox_id=sandbox_id, team_id=caller.team.id, template_id=template.id)
+        sealed, payload_digest = self.orders.seal(sandbox_id, env=env, files=files)
+        sandbox = Sandbox(
+            id=sandbox_id,
+            revision=1,
+            team_id=caller.team.id,
+            client_id=caller.client.id,
+            state=State.PENDING,
+            spec=spec,
+            generation=1,
+            created_at=now,
+            end_at=None,
+            end_revision=0,
+            request_id=request.request_id,
+            request_digest=_digest(request) if request.request_id is not None else None,
+            alias=template.aliases[0] if template.aliases else None,
+            metadata=dict(request.metadata),
+            payload_digest=payload_digest,
+            deadline_at=now,
+            secured=request.secured,
+        )
+
+        def work(conn: sa.Connection) -> None:
+            admission.admit(caller.team, sandboxes.usage(conn, caller.team.id), self.limits)
+            facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id())
+            tenancy.spawned(conn, template.id, now=now)
+
+        try:
+            await self.store.write(work)
+        except sa.exc.IntegrityError:
+            # Two requests with one id at once: the other one is first.
+            raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running") from None
+        return sandbox
+
+    async def _await_ready(self, sandbox: Sandbox) -> Sandbox:
+        until = self.clock.boot() + sandbox.spec.create_patience_s
+        with self.hub.watch(sandbox.id) as changed:
+            await self.reconciler.settle(sandbox.id)
+            while True:
+                changed.clear()
+                now = await self.store.read(lambda conn: sandboxes.get(conn, sandbox.id))
+                if now is None or now.state in _ENDED:
+                    raise _start_failure(now)
+                if now.state not in STARTING:
+                    return now
+                try:
+                    await asyncio.wait_for(changed.wait(), timeout=max(0.0, until - self.clock.boot()))
+                except TimeoutError:
+                    await self._give_up(now)
+
+    async def _give_up(self, sandbox: Sandbox) -> None:
+        """Patience is over: release it, let the request id be used again, and say what was missing."""
+        code = Code.NO_CAPACITY if sandbox.state in (State.PENDING, State.RESERVING) else Code.CREATE_TIMEOUT
+        await self.reconciler.apply(sandbox.id, ReleaseRequested(code, failing=True, detail=sandbox.detail))
+        await self.store.write(lambda conn: sandboxes.forget_request(conn, sandbox.id))
+        raise Unavailable(code, sandbox.detail or "the sandbox was not ready in time", retry_after_s=5.0)
+
+    async def _agent_word(self, sandbox: Sandbox) -> None:
+        """Wait until the agent enforces the new end: the old one is too near to trust that it hears in time."""
+        if sandbox.host_id is None or sandbox.placement_id is None:
+            return
+        if not await self.reconciler.ends.told(sandbox.placement_id, sandbox.end_revision, timeout_s=_AGENT_WORD_S):
+            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the host has not confirmed the new end yet; look at the sandbox again")
+
+
+def _start_failure(sandbox: Sandbox | None) -> Unavailable:
+    code = Code(sandbox.reason) if sandbox and sandbox.reason and sandbox.reason in Code.__members__ else Code.START_FAILED
+    detail = (sandbox.detail if sandbox else None) or "the sandbox ended before it was ready"
+    return Unavailable(code, detail, retry_after_s=5.0, sandbox_id=sandbox.id if sandbox else None)
+
+
+def _digest(request: CreateRequest) -> str:
+    content: dict[str, Any] = asdict(request)
+    content.pop("wait")
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _e2b_inside(env: dict[str, str], *, sandbox_id: str, team_id: str, template_id: str) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """What E2B's own guests find inside: four variables and three files."""
+    own = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox_id, "E2B_TEAM_ID": team_id, "E2B_TEMPLATE_ID": template_id}
+    files = [
+        {"path": f"/run/e2b/.{name}", "content": own[name], "mode": "0644"} for name in ("E2B_SANDBOX", "E2B_SANDBOX_ID", "E2B_TEMPLATE_ID")
+    ]
+    return {**own, **env}, files
+
+
+def _cursor(last: Sandbox) -> str:
+    at = last.started_at if last.started_at is not None else last.created_at
+    return base64.urlsafe_b64encode(f"{at!r}|{last.id}".encode()).decode()
+
+
+def _parse_cursor(cursor: str) -> tuple[float, str]:
+    try:
+        at, _, sandbox_id = base64.urlsafe_b64decode(cursor.encode()).decode().partition("|")
+        parsed = float(at)
+    except (ValueError, binascii.Error, UnicodeError):
+        raise Refused(Code.INVALID_REQUEST, "the page token is not one of ours") from None
+    if not is_id(Prefix.SANDBOX, sandbox_id):
+        raise Refused(Code.INVALID_REQUEST, "the page token is not one of ours")
+    return parsed, sandbox_id

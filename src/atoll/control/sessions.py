@@ -1,0 +1,294 @@
+"""Agents' sessions: who may speak for a host, and what is answered.
+
+Theory of operation. A poll is checked in layers, each refusing one kind of stale message: credential (version), protocol, epoch, poll
+sequence. It commits lease and heartbeat before it is answered. Then observations are applied, one commit each; then what the host
+should do is compared with what the agent says that it holds, and the difference is the answer. Subscribe first, then read, then park.
+A poll that was overtaken by a newer one is answered STALE_POLL. Silence, or an empty inventory, is never absence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import sqlalchemy as sa
+
+from atoll.base.clock import Clock
+from atoll.base.errors import Code, Refused
+from atoll.base.ids import EpochId
+from atoll.control.consoles import Consoles
+from atoll.control.directory import Directory
+from atoll.control.hub import Hub
+from atoll.control.loops.reconcile import Reconciler
+from atoll.control.orders import Orders
+from atoll.domain.host import Host
+from atoll.domain.placement import Holding, Report
+from atoll.domain.sandbox import State
+from atoll.planning.reconcile import Heard
+from atoll.store import facts, hosts, sandboxes
+from atoll.store.engine import Store
+from atoll.telemetry import events as names
+from atoll.telemetry.log import get_logger
+from atoll.wire import agent as wire
+
+LOG = get_logger(logger="control.sessions")
+
+LEASE_S: Final = 300.0
+FRESH_S: Final = 30.0
+"""A session that was heard of this recently is not taken over by a stranger."""
+
+
+@dataclass(slots=True)
+class _Session:
+    epoch: str
+    poll_seq: int = 0
+    newest: asyncio.Event | None = None
+    """Set when a newer poll arrives: the parked one ends."""
+
+
+class Sessions:
+    """One per control process."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        hub: Hub,
+        directory: Directory,
+        reconciler: Reconciler,
+        orders: Orders,
+        consoles: Consoles,
+        incarnation: str,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._hub = hub
+        self._directory = directory
+        self._reconciler = reconciler
+        self._orders = orders
+        self._consoles = consoles
+        self._incarnation = incarnation
+        self._sessions: dict[str, _Session] = {}
+
+    async def host_of(self, credential: str) -> Host:
+        """The host of this credential. *Errors*: Refused CREDENTIAL_REVOKED."""
+        digest = hashlib.sha256(credential.encode()).hexdigest()
+        found = await self._store.read(lambda conn: hosts.by_credential(conn, digest))
+        if found is None:
+            raise Refused(Code.CREDENTIAL_REVOKED, "this host credential is unknown or revoked")
+        return found
+
+    async def poll(self, host: Host, poll: wire.Poll) -> wire.PollAnswer:
+        """One poll. *Errors*: Refused PROTOCOL_UNSUPPORTED, STALE_AGENT_EPOCH, OVERLAPPING_AGENT_SESSION, STALE_POLL."""
+        self._check(host, poll)
+        host, session = await self._session(host, poll)
+        overtaken = asyncio.Event()
+        if session.newest is not None:
+            session.newest.set()
+        session.newest, session.poll_seq = overtaken, poll.poll_seq
+        await self._commit_poll(host, poll)
+        self._reconciler.ends.heard(host.id, poll.end_revisions)
+        acknowledged, _ = await self.hear(host, poll.observations)
+        with self._hub.work_for(host.id) as work:
+            until = self._clock.boot() + poll.park_s
+            while True:
+                work.clear()
+                answer = await self._answer(host, poll, acknowledged)
+                if overtaken.is_set():
+                    raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
+                left = until - self._clock.boot()
+                if left <= 0 or answer.commands or answer.ends or answer.forget or answer.unknown or answer.collect or acknowledged:
+                    return answer
+                await _any(work, overtaken, timeout=left)
+
+    async def observe(self, host: Host, message: wire.Observe) -> wire.ObserveAnswer:
+        """Observations that could not wait. *Errors*: as `poll`."""
+        if host.epoch != message.epoch:
+            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
+        acknowledged, committed = await self.hear(host, message.observations)
+        return wire.ObserveAnswer(
+            acknowledged=acknowledged,
+            forget=[c.placement.id for c in committed if c.placement is not None and c.sandbox.placement_id != c.placement.id],
+            ends=[
+                self._orders.end(c.sandbox, c.placement.id) for c in committed if c.placement is not None and c.sandbox.state is State.READY
+            ],
+        )
+
+    async def payloads(self, host: Host, message: wire.PayloadsWanted) -> wire.Payloads:
+        """Payloads for an agent that restarted before it delivered them."""
+        if host.epoch != message.epoch:
+            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
+        found: dict[str, wire.InitPayload] = {}
+        for reference in message.refs:
+            sandbox = await self._store.read(lambda conn, reference=reference: sandboxes.get(conn, reference))  # type: ignore[misc]
+            if sandbox is not None and sandbox.host_id == host.id:
+                payload = await self._orders.payload(sandbox)
+                if payload is not None:
+                    found[reference] = payload
+        loaded = await self._store.read(lambda conn: hosts.load_many(conn, message.placements))
+        tokens: dict[str, str] = {
+            p.id: self._orders.guest_token(p) for p, _ in loaded if p.host_id == host.id and p.holding is not Holding.NONE
+        }
+        return wire.Payloads(payloads=found, guest_tokens=tokens)
+
+    def collected(self, host: Host, message: wire.Collected) -> None:
+        """A console that somebody asked for. *Errors*: as `observe`."""
+        if host.epoch != message.epoch:
+            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
+        self._consoles.collected(message)
+
+    async def hear(self, host: Host, observations: Sequence[wire.Observation]) -> tuple[dict[str, int], list[facts.Committed]]:
+        """Apply observations, one commit each, in the agent's order; what was committed or needs no commit is acknowledged."""
+        acknowledged: dict[str, int] = {}
+        committed: list[facts.Committed] = []
+        heard = await asyncio.gather(*(self._hear_one(host, seen) for seen in observations))
+        for seen, done in zip(observations, heard, strict=True):
+            acknowledged[seen.placement_id] = max(seen.seq, acknowledged.get(seen.placement_id, 0))
+            if done is not None:
+                committed.append(done)
+        return acknowledged, committed
+
+    async def _hear_one(self, host: Host, seen: wire.Observation) -> facts.Committed | None:
+        known = await self._store.read(lambda conn: facts.load(conn, seen.sandbox_id))
+        if known is None or known.placement is None or known.placement.id != seen.placement_id or known.placement.host_id != host.id:
+            return None
+        report = Report(
+            seq=seen.seq,
+            observed=seen.observed,
+            generation=seen.generation,
+            applied_revision=seen.applied_revision,
+            address=seen.address,
+            reason=seen.reason,
+            detail=seen.detail,
+            ready=seen.ready,
+        )
+        done = await self._reconciler.apply(seen.sandbox_id, Heard(report, ended_by=seen.ended_by))
+        if done is not None and done.changed and done.sandbox.state in (State.PENDING, State.RESERVING):
+            await self._reconciler.settle(seen.sandbox_id)
+        return done
+
+    # Layers that refuse.
+
+    @staticmethod
+    def _check(host: Host, poll: wire.Poll) -> None:
+        if poll.host_id != host.id:
+            raise Refused(Code.CREDENTIAL_REVOKED, "this credential belongs to another host")
+        if poll.protocol != wire.PROTOCOL:
+            raise Refused(Code.PROTOCOL_UNSUPPORTED, f"control speaks protocol {wire.PROTOCOL}, the agent {poll.protocol}")
+
+    async def _session(self, host: Host, poll: wire.Poll) -> tuple[Host, _Session]:
+        if host.epoch == poll.epoch:
+            session = self._sessions.setdefault(host.id, _Session(poll.epoch))
+            if session.epoch == poll.epoch:
+                if poll.poll_seq <= max(session.poll_seq, 0):
+                    raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
+                return host, session
+        host = await self._take_over(host, poll)
+        session = _Session(poll.epoch)
+        old = self._sessions.get(host.id)
+        if old is not None and old.newest is not None:
+            old.newest.set()
+        self._sessions[host.id] = session
+        return host, session
+
+    async def _take_over(self, host: Host, poll: wire.Poll) -> Host:
+        now = self._clock.now()
+
+        def work(conn: sa.Connection) -> Host:
+            current = hosts.by_id(conn, host.id)
+            if current is None:
+                raise Refused(Code.CREDENTIAL_REVOKED, "this host is gone")
+            if hosts.epoch_ended(conn, host.id, poll.epoch):
+                raise Refused(Code.STALE_AGENT_EPOCH, "a newer agent run has taken over this host")
+            if current.epoch == poll.epoch:
+                return current
+            fresh = current.seen_at is not None and now - current.seen_at < FRESH_S
+            if current.epoch is not None and current.epoch != poll.previous_epoch and fresh:
+                raise Refused(Code.OVERLAPPING_AGENT_SESSION, "another agent run holds this host")
+            if current.epoch is not None:
+                hosts.end_epoch(conn, host.id, current.epoch, now=now)
+            changed = replace(
+                current,
+                epoch=EpochId(poll.epoch),
+                poll_seq=0,
+                agent_version=poll.agent_version,
+                facts={"kernel": poll.facts.kernel, "boot_id": poll.facts.boot_id, "cpu_count": str(poll.facts.cpu_count)},
+            )
+            hosts.save(conn, changed)
+            return replace(changed, revision=changed.revision + 1)
+
+        taken = await self._store.write(work)
+        LOG.info(names.HOST_SESSION_STARTED, host_id=host.id, epoch=poll.epoch)
+        return taken
+
+    # What a poll commits and is answered.
+
+    async def _commit_poll(self, host: Host, poll: wire.Poll) -> None:
+        now = self._clock.now()
+        problems = tuple(check.id for check in poll.health.checks if check.fatal and not check.ok)
+        if poll.health.quarantined:
+            problems = (*problems, "inventory.quarantine")
+        health = (frozenset(poll.health.isolations), frozenset(poll.health.images), problems)
+
+        def work(conn: sa.Connection) -> Host:
+            current = hosts.by_id(conn, host.id)
+            if current is None:
+                raise Refused(Code.CREDENTIAL_REVOKED, "this host is gone")
+            if current.epoch != poll.epoch:
+                raise Refused(Code.STALE_AGENT_EPOCH, "a newer agent run has taken over this host")
+            if (current.isolations, current.images, current.problems) != health:
+                hosts.save(conn, replace(current, isolations=health[0], images=health[1], problems=health[2]))
+            hosts.polled(conn, host.id, poll_seq=poll.poll_seq, seen_at=now, lease_until=now + LEASE_S)
+            found = hosts.by_id(conn, host.id)
+            assert found is not None
+            return found
+
+        before = self._directory.host(host.id)
+        after = await self._store.write(work)
+        self._directory.put(after)
+        if before is None or before.problems != after.problems or before.isolations != after.isolations or before.images != after.images:
+            LOG.info(names.HOST_HEALTH_CHANGED, host_id=host.id, what=sorted(after.isolations), check=list(after.problems))
+            self._reconciler.deadlines.set()
+        if before is None or before.epoch != after.epoch:
+            used = await self._store.read(lambda conn: facts.used(conn, host.id))
+            self._directory.put(after, used=used)
+
+    async def _answer(self, host: Host, poll: wire.Poll, acknowledged: dict[str, int]) -> wire.PollAnswer:
+        wanted = await self._store.read(lambda conn: hosts.wanted(conn, host.id))
+        behind = [w.placement_id for w in wanted if poll.holds.get(w.placement_id, 0) < w.desired_revision]
+        late = {w.placement_id for w in wanted if poll.end_revisions.get(w.placement_id, 0) < w.end_revision}
+        room = behind[: wire.COMMANDS_PER_POLL_MAX]
+        loaded = await self._store.read(lambda conn: hosts.load_many(conn, [*room, *sorted(late - set(room))]))
+        answer = wire.PollAnswer(lease_s=LEASE_S, incarnation=self._incarnation, acknowledged=acknowledged)
+        for placement, sandbox in loaded:
+            if placement.id in room:
+                command, payload = await self._orders.command(placement, sandbox, epoch=poll.epoch)
+                answer.commands.append(command)
+                if payload is not None and command.payload_ref is not None:
+                    answer.payloads[command.payload_ref] = payload
+            if placement.id in late and sandbox.end_at is not None:
+                answer.ends.append(self._orders.end(sandbox, placement.id))
+        wanted_ids = {w.placement_id for w in wanted}
+        asked = [p for p in {*poll.tombstones, *poll.holds} if p not in wanted_ids]
+        gone, unknown = await self._store.read(lambda conn: hosts.gone_or_unknown(conn, host.id, asked))
+        tombstones = set(poll.tombstones)
+        answer.forget.extend(sorted(p for p in tombstones if p in gone or p in unknown))
+        answer.unknown.extend(sorted(p for p in poll.holds if p in unknown and p not in tombstones))
+        answer.collect.extend(self._consoles.wanted(host.id))
+        return answer
+
+
+async def _any(*events: asyncio.Event, timeout: float) -> None:
+    """Until one of them is set or the time is over. *Units*: seconds."""
+    tasks = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,54 @@
+"""Tokens that are derived or signed, never stored.
+
+Access tokens are HMAC(key, sandbox, purpose, version): the same for a sandbox's whole life, different for each, and gone from nowhere
+when the database leaks. Guest tokens are JWTs signed by the deployment's Ed25519 key for one placement's guest.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from typing import Final
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from atoll.domain.placement import Placement
+from atoll.wire import guest
+
+_VERSION: Final = "1"
+
+
+class Tokens:
+    """Made from the deployment's secrets; both keys never leave this object."""
+
+    def __init__(self, *, root: bytes, signing: Ed25519PrivateKey) -> None:
+        self._root = root
+        self._signing = signing
+        raw = signing.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.guest_public_key = base64.b64encode(raw).decode()
+
+    def access(self, sandbox_id: str) -> str:
+        """What the guest demands in X-Access-Token."""
+        return "ea_" + self._derive(sandbox_id, "access")
+
+    def traffic(self, sandbox_id: str) -> str:
+        """What ports demand where traffic is not public."""
+        return "ta_" + self._derive(sandbox_id, "traffic")
+
+    def guest(self, placement: Placement, scope: str) -> str:
+        """A token for one placement's guest. *Idempotency*: the same placement and scope give the same token."""
+        claims = guest.claims(
+            sandbox_id=placement.sandbox_id,
+            placement_id=placement.id,
+            generation=placement.generation,
+            nonce=placement.nonce,
+            scope=scope,
+        )
+        return jwt.encode(claims, self._signing, algorithm="EdDSA")
+
+    def _derive(self, sandbox_id: str, purpose: str) -> str:
+        message = f"{sandbox_id}|{purpose}|{_VERSION}".encode()
+        return hmac.new(self._root, message, hashlib.sha256).hexdigest()[:40]

@@ -1,0 +1,174 @@
+"""The commits of a sandbox: accept, advance, reserve. Each writes state and event together, `WHERE revision = read`.
+
+Read `advance` first. Callers run these through `Store.write`; each is one savepoint, so an outcome is whole or not there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from atoll.base.errors import Bug, Code
+from atoll.base.units import Vector
+from atoll.domain import history
+from atoll.domain.placement import Holding, Placement
+from atoll.domain.sandbox import TERMINAL, Sandbox
+from atoll.planning import placing
+from atoll.planning.reconcile import Facts, HostRefused, Note, Outcome, Placed, Stimulus, advance
+from atoll.store import rows
+from atoll.store.tables import EVENTS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
+
+NewId = Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What stands in the database after a commit."""
+
+    sandbox: Sandbox
+    placement: Placement | None
+    changed: bool
+    capacity_changed: bool = False
+    """The host's used capacity is another."""
+
+
+def load(conn: sa.Connection, sandbox_id: str) -> Facts | None:
+    """The sandbox and its current placement; None when there is no such sandbox."""
+    row = conn.execute(sa.select(SANDBOXES).where(SANDBOXES.c.id == sandbox_id)).mappings().first()
+    if row is None:
+        return None
+    sandbox = rows.sandbox(row)
+    if sandbox.placement_id is None:
+        return Facts(sandbox, None)
+    found = conn.execute(sa.select(PLACEMENTS).where(PLACEMENTS.c.id == sandbox.placement_id)).mappings().first()
+    return Facts(sandbox, rows.placement(found) if found else None)
+
+
+def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: bytes | None, event_id: str) -> None:
+    """A new sandbox with its sealed payload and first event. *Errors*: IntegrityError when its request id is taken."""
+    conn.execute(
+        sa.insert(SANDBOXES),
+        {
+            "id": sandbox.id,
+            "revision": sandbox.revision,
+            "spec": rows.SPEC.dump_python(sandbox.spec, mode="json"),
+            **rows.sandbox_values(sandbox),
+        },
+    )
+    if payload is not None:
+        conn.execute(sa.insert(PAYLOADS), {"sandbox_id": sandbox.id, "sealed": payload})
+    record(
+        conn, sandbox, (Note(history.SANDBOX_ACCEPTED, {"template": sandbox.spec.image_name}),), at=sandbox.created_at, ids=lambda: event_id
+    )
+
+
+def advance_sandbox(conn: sa.Connection, sandbox_id: str, stimulus: Stimulus, *, now: float, ids: NewId) -> Committed | None:
+    """Apply one stimulus to what is in the database. None when there is no such sandbox."""
+    facts = load(conn, sandbox_id)
+    if facts is None:
+        return None
+    outcome = advance(facts, stimulus, now=now)
+    if outcome is None:
+        return Committed(facts.sandbox, facts.placement, changed=False)
+    return commit(conn, facts, outcome, now=now, ids=ids)
+
+
+def reserve(conn: sa.Connection, sandbox_id: str, placement: Placement, *, now: float, ids: NewId) -> Committed | None:
+    """Ask the host's own record, and record its answer: granted (placed) or refused.
+
+    Lock order host, placement, sandbox; the host's row is locked before its holdings are summed, so that two reservations cannot both
+    see the last room. *Idempotency*: key (sandbox, generation, host): a repeated call after acceptance changes nothing.
+    """
+    locked = conn.execute(sa.select(HOSTS).where(HOSTS.c.id == placement.host_id).with_for_update()).mappings().first()
+    facts = load(conn, sandbox_id)
+    if facts is None:
+        return None
+    if facts.placement is not None and facts.placement.generation == placement.generation:
+        return Committed(facts.sandbox, facts.placement, changed=False)
+    if locked is None:
+        return _advance(conn, facts, HostRefused(placement.host_id, Code.HOST_NOT_FOUND), now=now, ids=ids)
+    code = placing.refusal(rows.host(locked), used=used(conn, placement.host_id), need=placement.vector)
+    if code is not None:
+        return _advance(conn, facts, HostRefused(placement.host_id, code), now=now, ids=ids)
+    return _advance(conn, facts, Placed(replace(placement, generation=facts.sandbox.generation)), now=now, ids=ids)
+
+
+def _advance(conn: sa.Connection, facts: Facts, stimulus: Stimulus, *, now: float, ids: NewId) -> Committed:
+    outcome = advance(facts, stimulus, now=now)
+    if outcome is None:
+        return Committed(facts.sandbox, facts.placement, changed=False)
+    return commit(conn, facts, outcome, now=now, ids=ids)
+
+
+def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, ids: NewId) -> Committed:
+    """Write an outcome. *Errors*: Bug when the revision is another than read, which one transaction rules out on SQLite."""
+    before, after = facts.sandbox, outcome.sandbox
+    placement = outcome.placement
+    if placement is not None and placement is not facts.placement:
+        if facts.placement is None or facts.placement.id != placement.id:
+            conn.execute(sa.insert(PLACEMENTS), rows.new_placement_values(placement))
+        else:
+            conn.execute(sa.update(PLACEMENTS).where(PLACEMENTS.c.id == placement.id).values(rows.placement_values(placement)))
+    if after is not before:
+        after = _update(conn, before, after)
+        if after.state in TERMINAL:
+            conn.execute(sa.delete(PAYLOADS).where(PAYLOADS.c.sandbox_id == after.id))
+    record(conn, after, outcome.notes, at=now, ids=ids)
+    holding_before = facts.placement.holding if facts.placement else Holding.NONE
+    return Committed(
+        after,
+        placement,
+        changed=True,
+        capacity_changed=placement is not None and placement.holding is not holding_before,
+    )
+
+
+def _update(conn: sa.Connection, before: Sandbox, after: Sandbox) -> Sandbox:
+    old, new = rows.sandbox_values(before), rows.sandbox_values(after)
+    changed: dict[str, Any] = {name: value for name, value in new.items() if old[name] != value}
+    changed["revision"] = before.revision + 1
+    done = conn.execute(sa.update(SANDBOXES).where(SANDBOXES.c.id == before.id, SANDBOXES.c.revision == before.revision).values(changed))
+    if done.rowcount != 1:
+        raise Bug(Code.INTERNAL, f"sandbox {before.id} is no longer at revision {before.revision}")
+    return replace(after, revision=before.revision + 1)
+
+
+def record(conn: sa.Connection, sandbox: Sandbox, notes: Sequence[Note], *, at: float, ids: NewId) -> None:
+    """Write events of a sandbox."""
+    if not notes:
+        return
+    conn.execute(
+        sa.insert(EVENTS),
+        [
+            {
+                "id": ids(),
+                "at": at,
+                "type": note.type,
+                "sandbox_id": sandbox.id,
+                "team_id": sandbox.team_id,
+                "generation": sandbox.generation,
+                "state": sandbox.state.value,
+                "reason": sandbox.reason,
+                "data": json.loads(json.dumps(dict(note.data))),
+            }
+            for note in notes
+        ],
+    )
+
+
+_USED = sa.select(
+    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_cpu_millis), 0),
+    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_memory_mib), 0),
+    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_disk_mib), 0),
+    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_slots), 0),
+).where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), PLACEMENTS.c.holding != Holding.NONE.value)
+
+
+def used(conn: sa.Connection, host_id: str) -> Vector:
+    """What the host's placements hold, summed."""
+    row = conn.execute(_USED, {"host_id": host_id}).one()
+    return Vector(int(row[0]), int(row[1]), int(row[2]), int(row[3]))

@@ -1,0 +1,176 @@
+"""Hosts, their enrolment and epochs, and what is on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from atoll.base.errors import Bug, Code
+from atoll.domain.host import Host
+from atoll.domain.placement import Holding, Placement
+from atoll.domain.sandbox import Sandbox
+from atoll.store import rows
+from atoll.store.tables import ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
+
+
+def all_hosts(conn: sa.Connection) -> Sequence[Host]:
+    """Every host, by name."""
+    return [rows.host(row) for row in conn.execute(sa.select(HOSTS).order_by(HOSTS.c.name)).mappings()]
+
+
+def by_id(conn: sa.Connection, host_id: str) -> Host | None:
+    """A host by id."""
+    row = conn.execute(sa.select(HOSTS).where(HOSTS.c.id == host_id)).mappings().first()
+    return rows.host(row) if row else None
+
+
+def by_name(conn: sa.Connection, name: str) -> Host | None:
+    """A host by its unique name."""
+    row = conn.execute(sa.select(HOSTS).where(HOSTS.c.name == name)).mappings().first()
+    return rows.host(row) if row else None
+
+
+def by_credential(conn: sa.Connection, digest: str) -> Host | None:
+    """The host with this credential digest."""
+    row = conn.execute(sa.select(HOSTS).where(HOSTS.c.credential_digest == digest)).mappings().first()
+    return rows.host(row) if row else None
+
+
+def add(conn: sa.Connection, host: Host, *, now: float) -> None:
+    """A new host. *Errors*: IntegrityError when id, name or credential is taken."""
+    conn.execute(sa.insert(HOSTS), {"id": host.id, "revision": host.revision, "created_at": now, **rows.host_values(host)})
+
+
+def save(conn: sa.Connection, host: Host) -> None:
+    """Write a changed host `WHERE revision = read`. *Errors*: Bug when it is another."""
+    done = conn.execute(
+        sa.update(HOSTS)
+        .where(HOSTS.c.id == host.id, HOSTS.c.revision == host.revision)
+        .values(revision=host.revision + 1, **rows.host_values(host))
+    )
+    if done.rowcount != 1:
+        raise Bug(Code.INTERNAL, f"host {host.id} is no longer at revision {host.revision}")
+
+
+def polled(conn: sa.Connection, host_id: str, *, poll_seq: int, seen_at: float, lease_until: float) -> None:
+    """Renew lease and heartbeat: the hot path of a poll; raises no revision, since it decides nothing."""
+    conn.execute(sa.update(HOSTS).where(HOSTS.c.id == host_id).values(poll_seq=poll_seq, seen_at=seen_at, lease_until=lease_until))
+
+
+def end_epoch(conn: sa.Connection, host_id: str, epoch: str, *, now: float) -> None:
+    """Remember an epoch that was taken over; its late messages are stale for ever."""
+    known = conn.execute(sa.select(HOST_EPOCHS.c.epoch).where(HOST_EPOCHS.c.host_id == host_id, HOST_EPOCHS.c.epoch == epoch)).first()
+    if known is None:
+        conn.execute(sa.insert(HOST_EPOCHS), {"host_id": host_id, "epoch": epoch, "ended_at": now})
+
+
+def epoch_ended(conn: sa.Connection, host_id: str, epoch: str) -> bool:
+    """Whether this epoch of the host was taken over."""
+    found = conn.execute(sa.select(HOST_EPOCHS.c.epoch).where(HOST_EPOCHS.c.host_id == host_id, HOST_EPOCHS.c.epoch == epoch)).first()
+    return found is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Enrollment:
+    """A one-use token's record; the token itself is not kept."""
+
+    id: str
+    token_digest: str
+    host_name: str
+    created_at: float
+    expires_at: float
+    used_at: float | None = None
+    host_id: str | None = None
+
+
+def add_enrollment(conn: sa.Connection, enrollment: Enrollment) -> bool:
+    """A new token's record; False when the digest is known already."""
+    if enrollment_by_digest(conn, enrollment.token_digest) is not None:
+        return False
+    conn.execute(
+        sa.insert(ENROLLMENTS),
+        {
+            "id": enrollment.id,
+            "token_digest": enrollment.token_digest,
+            "host_name": enrollment.host_name,
+            "created_at": enrollment.created_at,
+            "expires_at": enrollment.expires_at,
+        },
+    )
+    return True
+
+
+def enrollment_by_digest(conn: sa.Connection, digest: str) -> Enrollment | None:
+    """The record of a token."""
+    row = conn.execute(sa.select(ENROLLMENTS).where(ENROLLMENTS.c.token_digest == digest)).mappings().first()
+    return Enrollment(**row) if row else None
+
+
+def use_enrollment(conn: sa.Connection, enrollment_id: str, *, host_id: str, now: float) -> None:
+    """Consume a token."""
+    conn.execute(sa.update(ENROLLMENTS).where(ENROLLMENTS.c.id == enrollment_id).values(used_at=now, host_id=host_id))
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """What control wants of one placement, narrow enough to read for all of a host at each poll."""
+
+    placement_id: str
+    sandbox_id: str
+    desired_revision: int
+    end_revision: int
+
+
+def wanted(conn: sa.Connection, host_id: str) -> Sequence[OnHost]:
+    """Every placement of the host that still holds something."""
+    found = conn.execute(
+        sa.select(PLACEMENTS.c.id, PLACEMENTS.c.sandbox_id, PLACEMENTS.c.desired_revision, SANDBOXES.c.end_revision)
+        .join(SANDBOXES, SANDBOXES.c.id == PLACEMENTS.c.sandbox_id)
+        .where(PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.holding != Holding.NONE.value)
+        .order_by(PLACEMENTS.c.created_at)
+    )
+    return [OnHost(*row) for row in found]
+
+
+def load_many(conn: sa.Connection, placement_ids: Sequence[str]) -> Sequence[tuple[Placement, Sandbox]]:
+    """Placements with their sandboxes, whole."""
+    if not placement_ids:
+        return []
+    places = {
+        row["id"]: rows.placement(row) for row in conn.execute(sa.select(PLACEMENTS).where(PLACEMENTS.c.id.in_(placement_ids))).mappings()
+    }
+    sandboxes = {
+        row["id"]: rows.sandbox(row)
+        for row in conn.execute(sa.select(SANDBOXES).where(SANDBOXES.c.id.in_({p.sandbox_id for p in places.values()}))).mappings()
+    }
+    return [(places[p], sandboxes[places[p].sandbox_id]) for p in placement_ids if p in places]
+
+
+def gone_or_unknown(conn: sa.Connection, host_id: str, placement_ids: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Of these ids: which hold nothing any more, and which this host never had."""
+    if not placement_ids:
+        return set(), set()
+    found = {
+        row[0]: row[1]
+        for row in conn.execute(
+            sa.select(PLACEMENTS.c.id, PLACEMENTS.c.holding).where(PLACEMENTS.c.id.in_(placement_ids), PLACEMENTS.c.host_id == host_id)
+        )
+    }
+    gone = {p for p, holding in found.items() if holding == Holding.NONE.value}
+    return gone, {p for p in placement_ids if p not in found}
+
+
+def payload(conn: sa.Connection, sandbox_id: str) -> bytes | None:
+    """A sandbox's sealed payload."""
+    return conn.execute(sa.select(PAYLOADS.c.sealed).where(PAYLOADS.c.sandbox_id == sandbox_id)).scalar_one_or_none()
+
+
+def placements_held(conn: sa.Connection, host_id: str) -> int:
+    """How many placements of the host hold something."""
+    return conn.execute(
+        sa.select(sa.func.count())
+        .select_from(PLACEMENTS)
+        .where(PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.holding != Holding.NONE.value)
+    ).scalar_one()

@@ -1,0 +1,1 @@
+"""Schema versions, forward only; each file is one released step and is never edited afterwards."""

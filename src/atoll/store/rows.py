@@ -1,0 +1,250 @@
+"""Rows to aggregates and back; the only place that knows both shapes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+from pydantic import TypeAdapter
+
+from atoll.base.ids import ClientId, EpochId, HostId, PlacementId, SandboxId, TeamId, TemplateId
+from atoll.base.units import Vector
+from atoll.domain.command import Kind
+from atoll.domain.host import Admin, Host
+from atoll.domain.placement import Holding, Observed, Placement, held
+from atoll.domain.sandbox import Condition, Sandbox, State
+from atoll.domain.spec import Spec
+from atoll.domain.template import Template
+from atoll.domain.tenancy import Client, Role, Team
+
+Values = dict[str, Any]
+
+SPEC: Final = TypeAdapter(Spec)
+
+
+def sandbox(row: sa.RowMapping) -> Sandbox:
+    """A sandbox from its row."""
+    return Sandbox(
+        id=SandboxId(row["id"]),
+        revision=row["revision"],
+        team_id=TeamId(row["team_id"]),
+        client_id=ClientId(row["client_id"]),
+        state=State(row["state"]),
+        spec=SPEC.validate_python(row["spec"]),
+        generation=row["generation"],
+        created_at=row["created_at"],
+        end_at=row["end_at"],
+        end_revision=row["end_revision"],
+        request_id=row["request_id"],
+        request_digest=row["request_digest"],
+        alias=row["alias"],
+        metadata=row["metadata"],
+        payload_digest=row["payload_digest"],
+        started_at=row["started_at"],
+        released_at=row["released_at"],
+        host_id=HostId(row["host_id"]) if row["host_id"] else None,
+        placement_id=PlacementId(row["placement_id"]) if row["placement_id"] else None,
+        reason=row["reason"],
+        detail=row["detail"],
+        release_requested_at=row["release_requested_at"],
+        failing=row["failing"],
+        conditions=frozenset(Condition(c) for c in row["conditions"]),
+        deadline_at=row["deadline_at"],
+        tried_hosts=tuple(row["tried_hosts"]),
+        attempts=row["attempts"],
+        bootstrap_exposed=row["bootstrap_exposed"],
+        secured=row["secured"],
+    )
+
+
+def sandbox_values(value: Sandbox) -> Values:
+    """All columns but id and spec, which never change, and revision, which the commit raises."""
+    return {
+        "team_id": value.team_id,
+        "client_id": value.client_id,
+        "state": value.state.value,
+        "generation": value.generation,
+        "created_at": value.created_at,
+        "end_at": value.end_at,
+        "end_revision": value.end_revision,
+        "request_id": value.request_id,
+        "request_digest": value.request_digest,
+        "alias": value.alias,
+        "metadata": dict(value.metadata),
+        "payload_digest": value.payload_digest,
+        "started_at": value.started_at,
+        "released_at": value.released_at,
+        "host_id": value.host_id,
+        "placement_id": value.placement_id,
+        "reason": value.reason,
+        "detail": value.detail[:2000] if value.detail else value.detail,
+        "release_requested_at": value.release_requested_at,
+        "failing": value.failing,
+        "conditions": sorted(value.conditions),
+        "deadline_at": value.deadline_at,
+        "tried_hosts": list(value.tried_hosts),
+        "attempts": value.attempts,
+        "bootstrap_exposed": value.bootstrap_exposed,
+        "secured": value.secured,
+    }
+
+
+def placement(row: sa.RowMapping) -> Placement:
+    """A placement from its row."""
+    return Placement(
+        id=PlacementId(row["id"]),
+        sandbox_id=SandboxId(row["sandbox_id"]),
+        host_id=HostId(row["host_id"]),
+        generation=row["generation"],
+        holding=Holding(row["holding"]),
+        vector=Vector(row["cpu_millis"], row["memory_mib"], row["disk_mib"], row["slots"]),
+        nonce=row["nonce"],
+        desired=Kind(row["desired"]),
+        desired_revision=row["desired_revision"],
+        desired_reason=row["desired_reason"],
+        observed=Observed(row["observed"]),
+        seq=row["seq"],
+        applied_revision=row["applied_revision"],
+        address=row["address"],
+        reason=row["reason"],
+        detail=row["detail"],
+        ready=row["ready"],
+        created_at=row["created_at"],
+        gone_at=row["gone_at"],
+    )
+
+
+def placement_values(value: Placement) -> Values:
+    """All columns that can change; `held_*` follow from the holding, so that a host's use is one SQL sum."""
+    now_held = held(value)
+    return {
+        "holding": value.holding.value,
+        "held_cpu_millis": now_held.cpu_millis,
+        "held_memory_mib": now_held.memory_mib,
+        "held_disk_mib": now_held.disk_mib,
+        "held_slots": now_held.slots,
+        "desired": value.desired.value,
+        "desired_revision": value.desired_revision,
+        "desired_reason": value.desired_reason,
+        "observed": value.observed.value,
+        "seq": value.seq,
+        "applied_revision": value.applied_revision,
+        "address": value.address,
+        "reason": value.reason,
+        "detail": value.detail,
+        "ready": value.ready,
+        "gone_at": value.gone_at,
+    }
+
+
+def new_placement_values(value: Placement) -> Values:
+    """All columns of a placement that has no row yet."""
+    return {
+        "id": value.id,
+        "sandbox_id": value.sandbox_id,
+        "host_id": value.host_id,
+        "generation": value.generation,
+        "cpu_millis": value.vector.cpu_millis,
+        "memory_mib": value.vector.memory_mib,
+        "disk_mib": value.vector.disk_mib,
+        "slots": value.vector.slots,
+        "nonce": value.nonce,
+        "created_at": value.created_at,
+        **placement_values(value),
+    }
+
+
+def host(row: sa.RowMapping) -> Host:
+    """A host from its row."""
+    return Host(
+        id=HostId(row["id"]),
+        revision=row["revision"],
+        name=row["name"],
+        admin=Admin(row["admin"]),
+        capacity=Vector(row["cpu_millis"], row["memory_mib"], row["disk_mib"], row["slots"]),
+        arch=row["arch"],
+        region=row["region"],
+        labels=row["labels"],
+        credential_digest=row["credential_digest"],
+        credential_version=row["credential_version"],
+        epoch=EpochId(row["epoch"]) if row["epoch"] else None,
+        poll_seq=row["poll_seq"],
+        seen_at=row["seen_at"],
+        lease_until=row["lease_until"],
+        agent_version=row["agent_version"],
+        protocol_min=row["protocol_min"],
+        protocol_max=row["protocol_max"],
+        isolations=frozenset(row["isolations"]),
+        images=frozenset(row["images"]),
+        problems=tuple(row["problems"]),
+        facts=row["facts"],
+    )
+
+
+def host_values(value: Host) -> Values:
+    """All columns but id, revision and created_at."""
+    return {
+        "name": value.name,
+        "admin": value.admin.value,
+        "cpu_millis": value.capacity.cpu_millis,
+        "memory_mib": value.capacity.memory_mib,
+        "disk_mib": value.capacity.disk_mib,
+        "slots": value.capacity.slots,
+        "arch": value.arch,
+        "region": value.region,
+        "labels": dict(value.labels),
+        "credential_digest": value.credential_digest,
+        "credential_version": value.credential_version,
+        "epoch": value.epoch,
+        "poll_seq": value.poll_seq,
+        "seen_at": value.seen_at,
+        "lease_until": value.lease_until,
+        "agent_version": value.agent_version,
+        "protocol_min": value.protocol_min,
+        "protocol_max": value.protocol_max,
+        "isolations": sorted(value.isolations),
+        "images": sorted(value.images),
+        "problems": list(value.problems),
+        "facts": dict(value.facts),
+    }
+
+
+def team(row: sa.RowMapping) -> Team:
+    """A team from its row."""
+    return Team(TeamId(row["id"]), row["name"], row["max_sandboxes"], row["max_records"], row["requests_per_s"])
+
+
+def client(row: sa.RowMapping) -> Client:
+    """A client from its row."""
+    return Client(
+        id=ClientId(row["id"]),
+        team_id=TeamId(row["team_id"]),
+        name=row["name"],
+        role=Role(row["role"]),
+        key_digest=row["key_digest"],
+        key_hint=row["key_hint"],
+        created_at=row["created_at"],
+        revoked_at=row["revoked_at"],
+    )
+
+
+def template(row: sa.RowMapping) -> Template:
+    """A template from its row."""
+    return Template(
+        id=TemplateId(row["id"]),
+        team_id=TeamId(row["team_id"]) if row["team_id"] else None,
+        name=row["name"],
+        aliases=tuple(row["aliases"]),
+        public=row["public"],
+        build_id=row["build_id"],
+        image=row["image"],
+        cpu_millis=row["cpu_millis"],
+        memory_mib=row["memory_mib"],
+        disk_mib=row["disk_mib"],
+        default_user=row["default_user"],
+        default_workdir=row["default_workdir"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        spawn_count=row["spawn_count"],
+        last_spawned_at=row["last_spawned_at"],
+    )

@@ -1,0 +1,161 @@
+"""Looking at sandboxes: lists, counts, deadlines, history, retention. Changes are in `facts.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+
+from atoll.domain.placement import Holding, Placement
+from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Sandbox, State
+from atoll.planning.admission import Usage
+from atoll.store import rows
+from atoll.store.tables import EVENTS, PLACEMENTS, SANDBOXES
+
+VISIBLE: Final = tuple(sorted(s.value for s in LIVING - STARTING - {State.RELEASING}))
+LIVING_STATES: Final = tuple(sorted(s.value for s in LIVING))
+_TERMINAL: Final = tuple(sorted(s.value for s in TERMINAL))
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which sandboxes of a team. `before`/`after` are the (time, id) of the last entry of the page before."""
+
+    team_id: str
+    states: Sequence[str]
+    metadata: Mapping[str, str] | None = None
+    template_id: str | None = None
+    started_after: float | None = None
+    ascending: bool = False
+    limit: int = 100
+    after: tuple[float, str] | None = None
+
+
+def find(conn: sa.Connection, wanted: Filter) -> Sequence[Sandbox]:
+    """At most `limit` + 1 sandboxes, ordered by start (else creation) time and id: one more than asked says that a page follows."""
+    at = sa.func.coalesce(SANDBOXES.c.started_at, SANDBOXES.c.created_at)
+    query = sa.select(SANDBOXES).where(SANDBOXES.c.team_id == wanted.team_id, SANDBOXES.c.state.in_(wanted.states))
+    if wanted.started_after is not None:
+        query = query.where(at >= wanted.started_after)
+    if wanted.template_id is not None:
+        query = query.where(SANDBOXES.c.spec["template_id"].as_string() == wanted.template_id)
+    for key, value in (wanted.metadata or {}).items():
+        query = query.where(SANDBOXES.c.metadata[key].as_string() == value)
+    if wanted.after is not None:
+        last_at, last_id = wanted.after
+        beyond = at > last_at if wanted.ascending else at < last_at
+        same = SANDBOXES.c.id > last_id if wanted.ascending else SANDBOXES.c.id < last_id
+        query = query.where(sa.or_(beyond, sa.and_(at == last_at, same)))
+    order = (at.asc(), SANDBOXES.c.id.asc()) if wanted.ascending else (at.desc(), SANDBOXES.c.id.desc())
+    found = conn.execute(query.order_by(*order).limit(wanted.limit + 1))
+    return [rows.sandbox(row) for row in found.mappings()]
+
+
+def get(conn: sa.Connection, sandbox_id: str) -> Sandbox | None:
+    """One sandbox, whoever's."""
+    row = conn.execute(sa.select(SANDBOXES).where(SANDBOXES.c.id == sandbox_id)).mappings().first()
+    return rows.sandbox(row) if row else None
+
+
+def by_request(conn: sa.Connection, team_id: str, request_id: str) -> Sandbox | None:
+    """The sandbox that this team's request made."""
+    row = conn.execute(sa.select(SANDBOXES).where(SANDBOXES.c.team_id == team_id, SANDBOXES.c.request_id == request_id)).mappings().first()
+    return rows.sandbox(row) if row else None
+
+
+def forget_request(conn: sa.Connection, sandbox_id: str) -> None:
+    """Let the request id be used again; the sandbox itself goes its way."""
+    conn.execute(sa.update(SANDBOXES).where(SANDBOXES.c.id == sandbox_id).values(request_id=None, request_digest=None))
+
+
+def running(conn: sa.Connection, team_id: str) -> int:
+    """How many of the team's sandboxes are ready."""
+    return conn.execute(
+        sa.select(sa.func.count()).select_from(SANDBOXES).where(SANDBOXES.c.team_id == team_id, SANDBOXES.c.state == State.READY.value)
+    ).scalar_one()
+
+
+def usage(conn: sa.Connection, team_id: str) -> Usage:
+    """What admission counts."""
+    ended = SANDBOXES.c.state.in_(_TERMINAL)
+    mine = SANDBOXES.c.team_id == team_id
+    row = conn.execute(
+        sa.select(
+            sa.func.coalesce(sa.func.sum(sa.case((sa.and_(mine, ~ended), 1), else_=0)), 0),
+            sa.func.coalesce(sa.func.sum(sa.case((sa.and_(mine, ended), 1), else_=0)), 0),
+            sa.func.coalesce(sa.func.sum(sa.case((~ended, 1), else_=0)), 0),
+        ).select_from(SANDBOXES)
+    ).one()
+    return Usage(int(row[0]), int(row[1]), int(row[2]))
+
+
+def due(conn: sa.Connection, *, now: float, limit: int = 100) -> Sequence[str]:
+    """Living sandboxes whose deadline has come, the longest due first."""
+    found = conn.execute(
+        sa.select(SANDBOXES.c.id)
+        .where(SANDBOXES.c.deadline_at <= now, SANDBOXES.c.state.in_(LIVING_STATES))
+        .order_by(SANDBOXES.c.deadline_at)
+        .limit(limit)
+    )
+    return [row[0] for row in found]
+
+
+def next_deadline(conn: sa.Connection) -> float | None:
+    """When the next deadline comes; None when there is none."""
+    first: float | None = conn.execute(
+        sa.select(sa.func.min(SANDBOXES.c.deadline_at)).where(SANDBOXES.c.state.in_(LIVING_STATES))
+    ).scalar_one()
+    return first
+
+
+def unplaced(conn: sa.Connection) -> Sequence[str]:
+    """Sandboxes that wait for a host."""
+    found = conn.execute(
+        sa.select(SANDBOXES.c.id)
+        .where(SANDBOXES.c.state.in_((State.PENDING.value, State.RESERVING.value)))
+        .order_by(SANDBOXES.c.created_at)
+    )
+    return [row[0] for row in found]
+
+
+def reachable(conn: sa.Connection) -> Sequence[tuple[Sandbox, Placement]]:
+    """Every sandbox that traffic can reach, with its placement."""
+    found = conn.execute(
+        sa.select(SANDBOXES, PLACEMENTS.c.id.label("found"))
+        .join(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
+        .where(SANDBOXES.c.state == State.READY.value, PLACEMENTS.c.holding != Holding.NONE.value)
+    ).mappings()
+    result: list[tuple[Sandbox, Placement]] = []
+    for row in found:
+        sandbox = rows.sandbox(row)
+        place = conn.execute(sa.select(PLACEMENTS).where(PLACEMENTS.c.id == sandbox.placement_id)).mappings().one()
+        result.append((sandbox, rows.placement(place)))
+    return result
+
+
+def events_of(conn: sa.Connection, sandbox_id: str, *, after: int, limit: int) -> Sequence[sa.RowMapping]:
+    """A sandbox's history after `after`, oldest first."""
+    found = conn.execute(
+        sa.select(EVENTS).where(EVENTS.c.sandbox_id == sandbox_id, EVENTS.c.seq > after).order_by(EVENTS.c.seq).limit(limit)
+    )
+    return list(found.mappings())
+
+
+def prune(conn: sa.Connection, *, released_before: float, limit: int = 500) -> int:
+    """Forget sandboxes that ended long ago, with placements and history; how many."""
+    ids = [
+        row[0]
+        for row in conn.execute(
+            sa.select(SANDBOXES.c.id)
+            .where(SANDBOXES.c.state.in_(_TERMINAL), SANDBOXES.c.released_at < released_before)
+            .order_by(SANDBOXES.c.released_at)
+            .limit(limit)
+        )
+    ]
+    if ids:
+        conn.execute(sa.delete(EVENTS).where(EVENTS.c.sandbox_id.in_(ids)))
+        conn.execute(sa.delete(PLACEMENTS).where(PLACEMENTS.c.sandbox_id.in_(ids)))
+        conn.execute(sa.delete(SANDBOXES).where(SANDBOXES.c.id.in_(ids)))
+    return len(ids)

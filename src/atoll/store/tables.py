@@ -1,0 +1,214 @@
+"""The schema. Times are wall seconds (float); enums and lists are text and JSON; secrets are sealed bytes or digests, never clear."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+
+METADATA: Final = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+DEPLOYMENT: Final = sa.Table(
+    "deployment",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("install_id", sa.Text, nullable=False),
+    sa.Column("incarnation", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+
+TEAMS: Final = sa.Table(
+    "teams",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("max_sandboxes", sa.Integer, nullable=False),
+    sa.Column("max_records", sa.Integer, nullable=False),
+    sa.Column("requests_per_s", sa.Float, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+
+CLIENTS: Final = sa.Table(
+    "clients",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("team_id", sa.Text, sa.ForeignKey("teams.id"), nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("key_digest", sa.Text, nullable=False, unique=True),
+    sa.Column("key_hint", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("revoked_at", sa.Float),
+)
+
+TEMPLATES: Final = sa.Table(
+    "templates",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("team_id", sa.Text, sa.ForeignKey("teams.id"), index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("aliases", sa.JSON, nullable=False),
+    sa.Column("public", sa.Boolean, nullable=False),
+    sa.Column("build_id", sa.Text, nullable=False),
+    sa.Column("image", sa.Text, nullable=False),
+    sa.Column("cpu_millis", sa.Integer, nullable=False),
+    sa.Column("memory_mib", sa.Integer, nullable=False),
+    sa.Column("disk_mib", sa.Integer, nullable=False),
+    sa.Column("default_user", sa.Text, nullable=False),
+    sa.Column("default_workdir", sa.Text),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("updated_at", sa.Float, nullable=False),
+    sa.Column("spawn_count", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("last_spawned_at", sa.Float),
+)
+
+HOSTS: Final = sa.Table(
+    "hosts",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("admin", sa.Text, nullable=False),
+    sa.Column("cpu_millis", sa.Integer, nullable=False),
+    sa.Column("memory_mib", sa.Integer, nullable=False),
+    sa.Column("disk_mib", sa.Integer, nullable=False),
+    sa.Column("slots", sa.Integer, nullable=False),
+    sa.Column("arch", sa.Text, nullable=False),
+    sa.Column("region", sa.Text, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("credential_digest", sa.Text, unique=True),
+    sa.Column("credential_version", sa.Integer, nullable=False),
+    sa.Column("epoch", sa.Text),
+    sa.Column("poll_seq", sa.Integer, nullable=False),
+    sa.Column("seen_at", sa.Float),
+    sa.Column("lease_until", sa.Float),
+    sa.Column("agent_version", sa.Text),
+    sa.Column("protocol_min", sa.Integer, nullable=False),
+    sa.Column("protocol_max", sa.Integer, nullable=False),
+    sa.Column("isolations", sa.JSON, nullable=False),
+    sa.Column("images", sa.JSON, nullable=False),
+    sa.Column("problems", sa.JSON, nullable=False),
+    sa.Column("facts", sa.JSON, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+
+HOST_EPOCHS: Final = sa.Table(
+    "host_epochs",
+    METADATA,
+    sa.Column("host_id", sa.Text, sa.ForeignKey("hosts.id"), primary_key=True),
+    sa.Column("epoch", sa.Text, primary_key=True),
+    sa.Column("ended_at", sa.Float, nullable=False),
+)
+
+ENROLLMENTS: Final = sa.Table(
+    "enrollments",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("token_digest", sa.Text, nullable=False, unique=True),
+    sa.Column("host_name", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float, nullable=False),
+    sa.Column("used_at", sa.Float),
+    sa.Column("host_id", sa.Text),
+)
+
+SANDBOXES: Final = sa.Table(
+    "sandboxes",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("team_id", sa.Text, sa.ForeignKey("teams.id"), nullable=False),
+    sa.Column("client_id", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("end_at", sa.Float),
+    sa.Column("end_revision", sa.Integer, nullable=False),
+    sa.Column("request_id", sa.Text),
+    sa.Column("request_digest", sa.Text),
+    sa.Column("alias", sa.Text),
+    sa.Column("metadata", sa.JSON, nullable=False),
+    sa.Column("payload_digest", sa.Text),
+    sa.Column("started_at", sa.Float),
+    sa.Column("released_at", sa.Float),
+    sa.Column("host_id", sa.Text),
+    sa.Column("placement_id", sa.Text),
+    sa.Column("reason", sa.Text),
+    sa.Column("detail", sa.Text),
+    sa.Column("release_requested_at", sa.Float),
+    sa.Column("failing", sa.Boolean, nullable=False),
+    sa.Column("conditions", sa.JSON, nullable=False),
+    sa.Column("deadline_at", sa.Float, index=True),
+    sa.Column("tried_hosts", sa.JSON, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("bootstrap_exposed", sa.Boolean, nullable=False),
+    sa.Column("secured", sa.Boolean, nullable=False),
+    sa.UniqueConstraint("team_id", "request_id"),
+    sa.Index("ix_sandboxes_team_state", "team_id", "state", "started_at"),
+    sa.Index("ix_sandboxes_state_released", "state", "released_at"),
+)
+
+PLACEMENTS: Final = sa.Table(
+    "placements",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("sandbox_id", sa.Text, sa.ForeignKey("sandboxes.id"), nullable=False, index=True),
+    sa.Column("host_id", sa.Text, sa.ForeignKey("hosts.id"), nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),
+    sa.Column("holding", sa.Text, nullable=False),
+    sa.Column("cpu_millis", sa.Integer, nullable=False),
+    sa.Column("memory_mib", sa.Integer, nullable=False),
+    sa.Column("disk_mib", sa.Integer, nullable=False),
+    sa.Column("slots", sa.Integer, nullable=False),
+    sa.Column("held_cpu_millis", sa.Integer, nullable=False),
+    sa.Column("held_memory_mib", sa.Integer, nullable=False),
+    sa.Column("held_disk_mib", sa.Integer, nullable=False),
+    sa.Column("held_slots", sa.Integer, nullable=False),
+    sa.Column("nonce", sa.Text, nullable=False),
+    sa.Column("desired", sa.Text, nullable=False),
+    sa.Column("desired_revision", sa.Integer, nullable=False),
+    sa.Column("desired_reason", sa.Text),
+    sa.Column("observed", sa.Text, nullable=False),
+    sa.Column("seq", sa.Integer, nullable=False),
+    sa.Column("applied_revision", sa.Integer, nullable=False),
+    sa.Column("address", sa.Text),
+    sa.Column("reason", sa.Text),
+    sa.Column("detail", sa.Text),
+    sa.Column("ready", sa.Boolean, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("gone_at", sa.Float),
+    sa.UniqueConstraint("sandbox_id", "generation", "host_id"),
+    sa.Index("ix_placements_host_holding", "host_id", "holding"),
+)
+
+PAYLOADS: Final = sa.Table(
+    "payloads",
+    METADATA,
+    sa.Column("sandbox_id", sa.Text, sa.ForeignKey("sandboxes.id"), primary_key=True),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
+)
+
+EVENTS: Final = sa.Table(
+    "events",
+    METADATA,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("sandbox_id", sa.Text, nullable=False),
+    sa.Column("team_id", sa.Text, nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text),
+    sa.Column("data", sa.JSON, nullable=False),
+    sa.Index("ix_events_sandbox_seq", "sandbox_id", "seq"),
+    sqlite_autoincrement=True,
+)

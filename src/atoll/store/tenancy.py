@@ -1,0 +1,105 @@
+"""Teams, clients and templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import sqlalchemy as sa
+
+from atoll.domain.template import Template
+from atoll.domain.tenancy import Client, Team
+from atoll.store import rows
+from atoll.store.tables import CLIENTS, TEAMS, TEMPLATES
+
+
+def team_by_name(conn: sa.Connection, name: str) -> Team | None:
+    """A team by its unique name."""
+    row = conn.execute(sa.select(TEAMS).where(TEAMS.c.name == name)).mappings().first()
+    return rows.team(row) if row else None
+
+
+def add_team(conn: sa.Connection, team: Team, *, now: float) -> None:
+    """A new team. *Errors*: IntegrityError when the name is taken."""
+    conn.execute(sa.insert(TEAMS), {**asdict(team), "created_at": now})
+
+
+def add_client(conn: sa.Connection, client: Client) -> None:
+    """A new credential. *Errors*: IntegrityError when the digest is known."""
+    conn.execute(
+        sa.insert(CLIENTS),
+        {
+            "id": client.id,
+            "team_id": client.team_id,
+            "name": client.name,
+            "role": client.role.value,
+            "key_digest": client.key_digest,
+            "key_hint": client.key_hint,
+            "created_at": client.created_at,
+            "revoked_at": None,
+        },
+    )
+
+
+def by_key_digest(conn: sa.Connection, digest: str) -> tuple[Team, Client] | None:
+    """The living credential with this digest, and its team."""
+    row = conn.execute(sa.select(CLIENTS).where(CLIENTS.c.key_digest == digest, CLIENTS.c.revoked_at.is_(None))).mappings().first()
+    if row is None:
+        return None
+    team = conn.execute(sa.select(TEAMS).where(TEAMS.c.id == row["team_id"])).mappings().one()
+    return rows.team(team), rows.client(row)
+
+
+def clients_of(conn: sa.Connection, team_id: str) -> Sequence[Client]:
+    """A team's credentials, revoked ones too, oldest first."""
+    found = conn.execute(sa.select(CLIENTS).where(CLIENTS.c.team_id == team_id).order_by(CLIENTS.c.created_at, CLIENTS.c.id))
+    return [rows.client(row) for row in found.mappings()]
+
+
+def revoke(conn: sa.Connection, team_id: str, client_id: str, *, now: float) -> Client | None:
+    """End a credential of this team; None when it has no such one. *Idempotency*: the first time stays."""
+    conn.execute(
+        sa.update(CLIENTS)
+        .where(CLIENTS.c.id == client_id, CLIENTS.c.team_id == team_id, CLIENTS.c.revoked_at.is_(None))
+        .values(revoked_at=now)
+    )
+    row = conn.execute(sa.select(CLIENTS).where(CLIENTS.c.id == client_id, CLIENTS.c.team_id == team_id)).mappings().first()
+    return rows.client(row) if row else None
+
+
+def templates_for(conn: sa.Connection, team_id: str) -> Sequence[Template]:
+    """Templates that a team may use: its own, everybody's, and public ones."""
+    found = conn.execute(
+        sa.select(TEMPLATES)
+        .where(sa.or_(TEMPLATES.c.team_id == team_id, TEMPLATES.c.team_id.is_(None), TEMPLATES.c.public))
+        .order_by(TEMPLATES.c.name)
+    )
+    return [rows.template(row) for row in found.mappings()]
+
+
+def put_template(conn: sa.Connection, template: Template) -> None:
+    """Insert, or replace the build of, a template by id."""
+    values = {
+        "team_id": template.team_id,
+        "name": template.name,
+        "aliases": list(template.aliases),
+        "public": template.public,
+        "build_id": template.build_id,
+        "image": template.image,
+        "cpu_millis": template.cpu_millis,
+        "memory_mib": template.memory_mib,
+        "disk_mib": template.disk_mib,
+        "default_user": template.default_user,
+        "default_workdir": template.default_workdir,
+        "updated_at": template.updated_at,
+    }
+    done = conn.execute(sa.update(TEMPLATES).where(TEMPLATES.c.id == template.id).values(values))
+    if done.rowcount == 0:
+        conn.execute(sa.insert(TEMPLATES), {"id": template.id, "created_at": template.created_at, **values})
+
+
+def spawned(conn: sa.Connection, template_id: str, *, now: float) -> None:
+    """Count a use."""
+    conn.execute(
+        sa.update(TEMPLATES).where(TEMPLATES.c.id == template_id).values(spawn_count=TEMPLATES.c.spawn_count + 1, last_spawned_at=now)
+    )
