@@ -4,13 +4,16 @@ Theory of operation. The tree's place is decided by its recipe: CACHE/templates/
 directory beside that (`.unfinished-*`), inside mount and process namespaces of its own which end with this process, and appears under its
 final name by one rename after it and its manifest are on the disk. A run that was killed therefore leaves an unfinished directory and
 nothing else, and the next run, holding the same lock, removes it. A tree that no longer matches its manifest is moved to `quarantine/`
-and built again. The hash's directory is 0700: the tree holds set-uid programs that no local user should reach.
+and built again. `current` beside the trees points at the one of this checkout's recipe; older ones stay, sandboxes may stand on them.
+The hash's directory is closed to everybody but root and, for the manifest, control's group: the tree holds set-uid programs that no
+other local user should reach.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import hashlib
 import json
 import os
@@ -30,6 +33,8 @@ from install.stamps import digest_of_files, files_below
 RECIPE: Final = REPOSITORY / "deploy" / "templates" / "base"
 # Raised when this builder makes another tree from the same recipe.
 BUILDER_VERSION: Final = 1
+# The group of the user that control runs as (the step `user` makes both).
+GROUP: Final = "atoll"
 FREE_BYTES_MIN: Final = 2 << 30
 DEBIAN_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -126,6 +131,7 @@ def ensure(reporter: Reporter) -> str:
     """Have the tree of the current recipe in the cache: look, and build it where it is missing or broken."""
     final = template_directory()
     if final.is_dir() and verify(final) is None:
+        _make_current(final)
         return f"have {final}"
     final.parent.mkdir(parents=True, exist_ok=True)
     with _locked(final.parent / ".lock", reporter):
@@ -133,6 +139,7 @@ def ensure(reporter: Reporter) -> str:
         if final.exists():
             problem = verify(final)
             if problem is None:
+                _make_current(final)
                 return f"have {final}"
             _quarantine(final, problem, reporter)
         _require_room(final.parent)
@@ -140,6 +147,7 @@ def ensure(reporter: Reporter) -> str:
         unfinished.mkdir(mode=0o700)
         _bootstrap(unfinished / "rootfs", reporter)
         manifest = _publish(unfinished, final)
+        _make_current(final)
     return f"{manifest['size_bytes'] >> 20} MiB at {final}"
 
 
@@ -160,6 +168,22 @@ def _publish(unfinished: Path, final: Path) -> dict[str, Any]:
     unfinished.rename(final)
     subprocess.run(["sync", final.parent], check=True)
     return manifest
+
+
+def _make_current(final: Path) -> None:
+    """Let control read the manifest, and let `current` name this tree; nothing is written when that is so already."""
+    with contextlib.suppress(KeyError):
+        group = grp.getgrnam(GROUP).gr_gid
+        if final.stat().st_gid != group:
+            os.chown(final, 0, group)
+            final.chmod(0o750)
+    current = final.parent / "current"
+    if current.is_symlink() and str(current.readlink()) == final.name:
+        return
+    unfinished = final.parent / f".current.{os.getpid()}"
+    unfinished.unlink(missing_ok=True)
+    unfinished.symlink_to(final.name)
+    unfinished.replace(current)
 
 
 def _bootstrap(rootfs: Path, reporter: Reporter) -> None:

@@ -27,7 +27,7 @@ def steps_for(purpose: str) -> tuple[Step, ...]:
         Step("packages", "Debian packages", lambda reporter: packages.ensure(reporter, wanted)),
         Step("user", "system user", ensure_user, after=("packages",)),
         python,
-        Step("base", "base template", base_template.ensure, after=("packages",)),
+        Step("base", "base template", base_template.ensure, after=("packages", "user")),
         Step("go", "Go toolchain", native.ensure_go, after=("packages",)),
         Step("programs", "guest and traffic programs", native.ensure_programs, after=("go",)),
         Step("runsc", "runsc", native.ensure_runsc, after=("go",)),

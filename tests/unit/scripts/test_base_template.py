@@ -111,3 +111,13 @@ def test_the_recipe_decides_the_place(tmp_path: Path) -> None:
     assert base_template.template_directory(tmp_path, recipe) == first
     (recipe / "recipe.toml").write_text("packages = ['git']")
     assert base_template.template_directory(tmp_path, recipe) != first
+
+
+def test_current_follows_the_recipe(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_template, "GROUP", "no-such-group")
+    current = tree.parent / "current"
+    current.symlink_to("f" * 64)
+    base_template._make_current(tree)
+    base_template._make_current(tree)
+    assert current.resolve() == tree
+    assert [path.name for path in tree.parent.iterdir() if path.name.startswith(".current")] == []
