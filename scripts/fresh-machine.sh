@@ -52,7 +52,7 @@ while IFS= read -r -d '' setting; do
   esac
 done < <(env -0)
 
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(python3 scripts/free_ports.py 3)
 cat >"$machine/root/inside.sh" <<'INSIDE'
 #!/bin/bash
 set -euo pipefail
