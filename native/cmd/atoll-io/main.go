@@ -10,8 +10,10 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
+	"atoll.local/native/internal/dns"
 	"atoll.local/native/internal/edge"
 	"atoll.local/native/internal/version"
 )
@@ -68,6 +70,8 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 	switch args[0] {
 	case "edge":
 		return runEdge(ctx, args[1:], log)
+	case "dns":
+		return runDNS(ctx, args[1:], log)
 	case "version", "--version":
 		fmt.Println(version.Version)
 		return nil
@@ -98,4 +102,50 @@ func runEdge(ctx context.Context, args []string, log *slog.Logger) error {
 		return err
 	}
 	return e.Run(ctx)
+}
+
+// list is an option that may be repeated, and hold several values separated by commas.
+type list []string
+
+func (l *list) String() string { return strings.Join(*l, ",") }
+
+// Set adds values.
+func (l *list) Set(text string) error {
+	for item := range strings.SplitSeq(text, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			*l = append(*l, item)
+		}
+	}
+	return nil
+}
+
+func runDNS(ctx context.Context, args []string, log *slog.Logger) error {
+	var config dns.Config
+	flags := flag.NewFlagSet("atoll-io dns", flag.ContinueOnError)
+	flags.Var((*list)(&config.Listen), "listen", "`ADDR:PORT` to answer on; it need not exist yet")
+	flags.Var((*list)(&config.Upstreams), "upstream", "`IP[:PORT]` of a resolver; default: those of the resolv.conf")
+	flags.StringVar(&config.ResolvConf, "resolv-conf", "/etc/resolv.conf", "`FILE` with the resolvers, read again as it changes")
+	admin := flags.String("admin", "", "loopback `ADDR:PORT` for /healthz and /metrics")
+	flags.IntVar(&config.Limits.PerClient, "per-client", 0, "open questions of one address (default 64)")
+	if err := flags.Parse(args); err != nil {
+		return errUsage
+	}
+	if len(config.Listen) == 0 || flags.NArg() > 0 {
+		flags.Usage()
+		return errUsage
+	}
+	log = log.With("program", "dns")
+	forwarder, err := dns.New(config, log)
+	if err != nil {
+		return err
+	}
+	if *admin != "" {
+		stop, err := forwarder.ServeAdmin(*admin)
+		if err != nil {
+			forwarder.Close()
+			return err
+		}
+		defer stop()
+	}
+	return forwarder.Run(ctx)
 }

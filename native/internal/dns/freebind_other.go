@@ -1,0 +1,7 @@
+//go:build !linux
+
+package dns
+
+import "syscall"
+
+func freeBind(string, string, syscall.RawConn) error { return nil }
