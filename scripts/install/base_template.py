@@ -145,8 +145,12 @@ def ensure(reporter: Reporter) -> str:
         _require_room(final.parent)
         unfinished = final.parent / f".unfinished-{final.name[:12]}-{os.getpid()}"
         unfinished.mkdir(mode=0o700)
-        _bootstrap(unfinished / "rootfs", reporter)
-        manifest = _publish(unfinished, final)
+        try:
+            _bootstrap(unfinished / "rootfs", reporter)
+            manifest = _publish(unfinished, final)
+        except StepFailed:
+            _remove(unfinished)
+            raise
         _make_current(final)
     return f"{manifest['size_bytes'] >> 20} MiB at {final}"
 

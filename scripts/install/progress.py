@@ -88,7 +88,7 @@ class Reporter:
         output = self.log.read_bytes()[offset:].decode(errors="replace").partition("\n")[2]
         if code != 0:
             tail = "\n".join(f"    {line}" for line in output.strip().splitlines()[-12:])
-            raise StepFailed(f"`{shlex.join(words[:6])}` ended with status {code}; its last words ({self.log}):\n{tail}", todo)
+            raise StepFailed(f"`{shlex.join(words)[:160]}` ended with status {code}; its last words ({self.log}):\n{tail}", todo)
         return output
 
     def _wait(self, child: subprocess.Popen[bytes], offset: int) -> int:

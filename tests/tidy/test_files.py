@@ -118,6 +118,13 @@ def test_the_javascript_lock_has_hashes_and_no_addresses() -> None:
     assert '"integrity": "sha512-' in text
 
 
+def test_every_directory_of_tests_belongs_to_a_suite() -> None:
+    """`make test` runs named directories: one that no suite names would never fail."""
+    named = set(re.findall(r'"tests/(\w+)"', (ROOT / "scripts/suite.py").read_text()))
+    present = {path.relative_to(ROOT / "tests").parts[0] for path in below("tests", ".py") if path.name.startswith("test_")}
+    assert present <= named, f"scripts/suite.py does not run tests/{sorted(present - named)}"
+
+
 def test_programs_can_be_executed() -> None:
     programs = [path for path in tracked() if path.read_bytes()[:2] == b"#!"]
     assert ROOT / ".ci/run" in programs
