@@ -1,0 +1,478 @@
+"""The `oci` driver: the port's verbs for containers.
+
+Theory of operation. Each verb is a list of small steps on the machine, each of which finds what an earlier run left and may be repeated;
+`on_step` is called between them so that a test can end the process at every boundary. What this process remembers (`_live`) is only
+what cannot be read: the namespace descriptor of a prepared slot and the pidfd that is being watched. Everything else is looked up
+(`look`). Work that blocks runs in threads of the driver's own; a slot is taken and a runtime started without any other program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from atoll.base.errors import Code, Refused
+from atoll.domain.spec import Isolation
+from atoll.drivers.oci import bundle, look, probes
+from atoll.drivers.oci import record as records
+from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
+from atoll.drivers.oci.record import Record
+from atoll.drivers.oci.ruleset import Egress
+from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, Runtime
+from atoll.drivers.oci.slots import Slot, SlotPool
+from atoll.drivers.port import Capabilities, Held, Image, OnExit, Order, Power, Probe, Seen
+from atoll.hostops import cgroups, mounts, processes
+from atoll.images.cache import ImageCache
+
+T = TypeVar("T")
+
+BUNDLE: Final = "config.json"
+RESOLV_CONF: Final = "resolv.conf"
+THREADS: Final = 16
+UPKEEP_S: Final = 5.0
+GVISOR_NOFILE_MAX: Final = 1_048_576
+
+
+@dataclass(slots=True)
+class _Live:
+    """What is known of a placement in this run only."""
+
+    slot: Slot | None = None
+    pidfd: int | None = None
+    ending: bool = False
+    """stop or remove has been asked: its end is no news."""
+    reason: str | None = None
+
+
+def _no_step(_name: str) -> None:
+    """Outside of tests nothing happens between two steps."""
+
+
+class OciDriver:
+    """One runtime on this host. Give two of them (runsc, crun) the same pool and the same configuration otherwise."""
+
+    def __init__(self, config: OciConfig, pool: SlotPool, runtime: Runtime, *, on_step: Callable[[str], None] = _no_step) -> None:
+        self._config = config
+        self._names = Names.of(config.mark)
+        self._pool = pool
+        self._runtime = runtime
+        self._step = on_step
+        self._images = ImageCache(config.image_cache)
+        self._layout = cgroups.detect()
+        self._view = look.View(config.state_dir, self._layout, self._names.cgroup, runtime)
+        self._live: dict[str, _Live] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._on_exit: OnExit | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        gvisor = config.runtime is RuntimeKind.RUNSC
+        self._capabilities = Capabilities(
+            name=f"oci-{config.runtime}",
+            isolation=Isolation.GVISOR if gvisor else Isolation.SHARED_KERNEL,
+            arch=os.uname().machine,
+            stop_keeps_disk=not gvisor,
+        )
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        self._nofile_max = GVISOR_NOFILE_MAX if gvisor or hard == resource.RLIM_INFINITY else hard
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def gateway_address(self) -> str:
+        """Where the guests' resolver must listen, UDP and TCP port 53."""
+        return self._pool.gateway_address
+
+    # -- begin and end
+
+    async def open(self, on_exit: OnExit) -> None:
+        self._on_exit = on_exit
+        self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=self._capabilities.name)
+        await self._blocking(self._open)
+        await self._pool.open()
+        self._spawn(self._upkeep(), "upkeep")
+
+    def _open(self) -> None:
+        config = self._config
+        config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (config.run_dir / RESOLV_CONF).write_text(f"nameserver {self.gateway_address}\n")
+        (config.run_dir / RESOLV_CONF).chmod(0o644)
+        cgroups.make_parent(self._layout, self._names.cgroup)
+        self._runtime.open()
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for placement_id in list(self._live):
+            self._unwatch(placement_id)
+        self._live.clear()
+        await self._pool.close()
+        await self._blocking(self._close)
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+            self._threads = None
+
+    def _close(self) -> None:
+        self._runtime.close()
+        if not cgroups.members(self._layout, self._names.cgroup):
+            cgroups.remove(self._layout, self._names.cgroup, patience_s=0.0)
+
+    # -- life
+
+    async def prepare(self, order: Order) -> None:
+        async with self._lock(order.placement_id):
+            await self._prepare(order)
+
+    async def _prepare(self, order: Order) -> None:
+        """Directory and record, then disk, slot and bundle. A slot of this run that is still unused is kept."""
+        live = self._live.setdefault(order.placement_id, _Live())
+        egress = self._egress(order)
+        image = await self._blocking(lambda: self._images.verified(order.spec.image, order.spec.image_name))
+        await self._blocking(lambda: self._make_directory(order))
+        self._step("directory")
+        slot = live.slot
+        if slot is None:
+            slot = live.slot = await self._pool.take(order.placement_id, egress)
+        self._step("slot")
+        await self._blocking(lambda: self._write_bundle(order, slot, image.rootfs))
+        self._step("bundle")
+
+    def _egress(self, order: Order) -> Egress:
+        network = order.spec.network
+        return Egress.of(internet=network.internet, allow=network.allow_out, deny=network.deny_out)
+
+    def _make_directory(self, order: Order) -> None:
+        directory = self._view.directory(order.placement_id)
+        space = os.statvfs(self._config.state_dir)
+        free_mib = space.f_bavail * space.f_frsize >> 20
+        if free_mib < self._config.disk_spare_mib:
+            raise Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir} has {free_mib} MiB free, {self._config.disk_spare_mib} are kept spare")
+        try:
+            directory.mkdir(exist_ok=True, mode=0o700)
+            if (earlier := records.read(directory)) is None or earlier.generation != order.generation:
+                records.write(directory, self._record(order))
+            self._step("record")
+            self._runtime.make_disk(directory, order.spec.disk_mib)
+        except OSError as error:
+            raise self._disk_error(error) from error
+
+    def _record(self, order: Order) -> Record:
+        mark = self._config.mark
+        return Record(mark.install_id, mark.host_id, order.placement_id, order.sandbox_id, order.generation, str(self._config.runtime))
+
+    def _write_bundle(self, order: Order, slot: Slot, rootfs: Path) -> None:
+        directory = self._view.directory(order.placement_id)
+        places = bundle.Places(
+            rootfs=str(self._runtime.rootfs(directory, rootfs)),
+            guest_binary=str(self._config.guest_binary),
+            resolv_conf=str(self._config.run_dir / RESOLV_CONF),
+            namespace=slot.path,
+            cgroup=self._view.group(order.placement_id),
+            nofile_max=self._nofile_max,
+            tmpfs_percent=self._config.tmpfs_percent,
+            shm_mib_max=self._config.shm_mib_max,
+            command=self._config.guest_command,
+        )
+        try:
+            records.write(directory, self._record(order).with_slot(slot.number, slot.address))
+            (directory / BUNDLE).write_text(json.dumps(bundle.make(self._config.runtime, order, places)))
+            (directory / PID_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._disk_error(error) from error
+
+    async def start(self, order: Order) -> Seen:
+        async with self._lock(order.placement_id):
+            found = await self._look(order.placement_id)
+            live = self._live.setdefault(order.placement_id, _Live())
+            if found.guest is not None:
+                self._watch(order.placement_id, found.guest)
+                return look.seen(found)
+            if live.slot is None or found.pids or found.groups or found.runtime_files:
+                # Another run's preparation, or a guest that has ended: its namespace is gone, and the runtime's files are in the way.
+                await self._end(order.placement_id, strays=True)
+            await self._prepare(order)
+            return await self._start(order, live)
+
+    async def _start(self, order: Order, live: _Live) -> Seen:
+        slot = live.slot
+        assert slot is not None
+        image = self._images.look_up(order.spec.image, order.spec.image_name)
+        launch = Launch(
+            order.placement_id, self._view.directory(order.placement_id), self._view.group(order.placement_id), order, image.rootfs, self._nofile_max
+        )
+        live.ending, live.reason = False, None
+        try:
+            pid = await self._blocking(lambda: self._runtime.start(launch))
+        except BaseException:
+            # runsc takes addresses out of the namespace as it starts: whatever happened, this slot cannot be used again.
+            with contextlib.suppress(OSError, Refused):
+                await asyncio.shield(self._end(order.placement_id, strays=False))
+            raise
+        self._step("started")
+        self._watch(order.placement_id, pid)
+        self._spawn(self._settle(launch, pid, slot), f"settle {order.placement_id}")
+        return Seen(Power.RUNNING, address=slot.address, pid=pid)
+
+    async def _settle(self, launch: Launch, pid: int, slot: Slot) -> None:
+        """What the create path need not wait for."""
+        await self._pool.settle(slot)
+        await self._blocking(lambda: self._runtime.settle(launch, pid))
+
+    async def stop(self, placement_id: str, *, grace_s: float = 0.0) -> None:
+        async with self._lock(placement_id):
+            live = self._live.setdefault(placement_id, _Live())
+            live.ending = True
+            found = await self._look(placement_id)
+            if grace_s > 0 and found.guest is not None:
+                guest = found.guest
+                await self._blocking(lambda: self._ask_to_end(placement_id, guest, grace_s))
+            await self._end(placement_id, strays=placement_id not in self._live)
+
+    def _ask_to_end(self, placement_id: str, guest: int, grace_s: float) -> None:
+        self._runtime.ask_to_end(placement_id, guest)
+        processes.wait_end(guest, grace_s)
+
+    async def _end(self, placement_id: str, *, strays: bool) -> None:
+        """Processes, runtime files, control groups and slot of a placement go; directory, disk and console stay.
+
+        *Errors*: Refused(CLEANUP_FAILED) naming what is left, after every step was tried.
+        """
+        slots = await self._pool.existing()
+        found = await self._blocking(lambda: look.traces(self._view, placement_id, slots, strays=strays))
+        self._unwatch(placement_id)
+        failures = await self._each(
+            lambda: self._blocking(lambda: self._end_processes(placement_id, found.guest, strays=strays)),
+            lambda: self._blocking(lambda: self._end_runtime(placement_id)),
+            lambda: self._end_slots(placement_id, found),
+            lambda: self._blocking(lambda: self._end_groups(placement_id)),
+        )
+        if failures:
+            raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {'; '.join(failures)}")
+
+    async def _each(self, *steps: Callable[[], Awaitable[None]]) -> list[str]:
+        """Take every step, one after the other, whether or not an earlier one failed; say what failed."""
+        failures: list[str] = []
+        for step in steps:
+            try:
+                await step()
+            except (OSError, Refused) as error:
+                failures.append(str(error))
+        return failures
+
+    def _end_processes(self, placement_id: str, guest: int | None, *, strays: bool) -> None:
+        def find() -> set[int]:
+            pids = set(cgroups.pids(self._layout, self._view.group(placement_id)))
+            if guest is not None and processes.alive(guest) and self._runtime.is_guest(guest, placement_id):
+                pids.add(guest)
+            if strays:
+                pids |= set(look.traces(self._view, placement_id, {}, strays=True).pids)
+            return {pid for pid in pids if processes.alive(pid)}
+
+        if left := processes.end_all(find):
+            raise Refused(Code.CLEANUP_FAILED, f"processes {left} do not end")
+        self._step("killed")
+
+    def _end_runtime(self, placement_id: str) -> None:
+        for path in self._runtime.state_paths(placement_id):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=False)
+            else:
+                path.unlink(missing_ok=True)
+        mounts.unmount_below(self._view.directory(placement_id))
+        self._step("runtime state removed")
+
+    async def _end_slots(self, placement_id: str, found: look.Traces) -> None:
+        live = self._live.get(placement_id)
+        doomed = {number: self._pool.address(number) for number in found.slots}
+        if found.record is not None and found.record.slot is not None and found.record.address is not None:
+            # By the record alone it may be somebody else's by now: slot numbers come round again.
+            owner = (await self._pool.existing()).get(found.record.slot)
+            if owner in (None, placement_id):
+                doomed[found.record.slot] = found.record.address
+        if live is not None and live.slot is not None:
+            doomed[live.slot.number] = live.slot.address
+            live.slot = None
+        for number, address in doomed.items():
+            await self._pool.give_back(number, address)
+        self._step("slot removed")
+
+    def _end_groups(self, placement_id: str) -> None:
+        if left := cgroups.remove(self._layout, self._view.group(placement_id)):
+            raise Refused(Code.CLEANUP_FAILED, f"control groups {[str(path) for path in left]} cannot be removed")
+        self._step("groups removed")
+
+    async def remove(self, placement_id: str) -> None:
+        async with self._lock(placement_id):
+            live = self._live.setdefault(placement_id, _Live())
+            strays = live.pidfd is None
+            live.ending = True
+            failures = await self._each(
+                lambda: self._end(placement_id, strays=strays),
+                lambda: self._blocking(lambda: self._remove_directory(placement_id)),
+            )
+            left = (await self._look(placement_id)).names()
+            if left or failures:
+                text = ", ".join(left) or "nothing is left"
+                raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {text} ({'; '.join(failures)})")
+            self._live.pop(placement_id, None)
+        self._locks.pop(placement_id, None)
+
+    def _remove_directory(self, placement_id: str) -> None:
+        directory = self._view.directory(placement_id)
+        if directory.is_dir():
+            if below := mounts.below(directory):
+                raise Refused(Code.CLEANUP_FAILED, f"still mounted: {below}")
+            shutil.rmtree(directory)
+        self._step("directory removed")
+
+    # -- look
+
+    async def _look(self, placement_id: str, *, strays: bool = False) -> look.Traces:
+        slots = await self._pool.existing()
+        return await self._blocking(lambda: look.traces(self._view, placement_id, slots, strays=strays))
+
+    async def inspect(self, placement_id: str) -> Seen:
+        found = look.seen(await self._look(placement_id))
+        live = self._live.get(placement_id)
+        if found.power is Power.STOPPED and live is not None and live.reason is not None:
+            return Seen(found.power, reason=live.reason, leftovers=found.leftovers)
+        return found
+
+    async def adopt(self, placement_id: str) -> Seen:
+        async with self._lock(placement_id):
+            found = await self._look(placement_id)
+            if found.guest is not None:
+                self._live.setdefault(placement_id, _Live())
+                self._watch(placement_id, found.guest)
+            return look.seen(found)
+
+    async def held(self) -> Sequence[Held]:
+        slots = await self._pool.existing()
+        return await self._blocking(lambda: self._held(slots))
+
+    def _held(self, slots: dict[int, str]) -> list[Held]:
+        found = []
+        for placement_id in sorted(look.known(self._view, slots)):
+            traces = look.traces(self._view, placement_id, slots)
+            record = traces.record
+            if record is not None and (record.install_id, record.host_id) != (self._config.mark.install_id, self._config.mark.host_id):
+                continue
+            if record is not None and record.runtime != self._config.runtime:
+                continue  # the other driver's
+            what = traces.names()
+            if what:
+                found.append(Held(placement_id, record.sandbox_id if record else None, record.generation if record else None, what))
+        return found
+
+    async def probe(self) -> Sequence[Probe]:
+        problems = await self._pool.problems()
+        return await self._blocking(lambda: probes.run(self._config, self._layout, self._runtime, self._images, problems))
+
+    # -- own
+
+    async def images(self) -> Sequence[Image]:
+        found = await self._blocking(lambda: list(self._images.all()))
+        return [Image(image.digest, image.name, image.size_bytes, {"arch": image.arch}) for image in found]
+
+    async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
+        return await self._blocking(lambda: _tail(self._view.directory(placement_id) / CONSOLE, bytes_max))
+
+    async def _upkeep(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_S)
+            await self._blocking(self._cut_consoles)
+
+    def _cut_consoles(self) -> None:
+        """A guest may write to its console for ever: keep the last half of what is allowed."""
+        for placement_id in list(self._live):
+            path = self._view.directory(placement_id) / CONSOLE
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_size > self._config.console_bytes_max:
+                    last = _tail(path, self._config.console_bytes_max // 2)
+                    with path.open("r+b") as file:
+                        # The guest's descriptor appends, so it goes on after whatever the file holds.
+                        file.truncate(0)
+                        file.write(last)
+
+    # -- watching
+
+    def _watch(self, placement_id: str, pid: int) -> None:
+        """Have `on_exit` called when this process ends, once."""
+        live = self._live.setdefault(placement_id, _Live())
+        if live.pidfd is not None:
+            return
+        try:
+            live.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._spawn(self._exited(placement_id, "exited"), f"exit of {placement_id}")
+            return
+        asyncio.get_running_loop().add_reader(live.pidfd, self._on_readable, placement_id, live.pidfd)
+
+    def _unwatch(self, placement_id: str) -> None:
+        live = self._live.get(placement_id)
+        if live is not None and live.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(live.pidfd)
+            os.close(live.pidfd)
+            live.pidfd = None
+
+    def _on_readable(self, placement_id: str, pidfd: int) -> None:
+        reason = processes.exit_reason(pidfd) or "exited"
+        if reason == "signal 9" and cgroups.oom_kills(self._layout, self._view.group(placement_id)):
+            reason = "oom"
+        self._unwatch(placement_id)
+        self._spawn(self._exited(placement_id, reason), f"exit of {placement_id}")
+
+    async def _exited(self, placement_id: str, reason: str) -> None:
+        live = self._live.get(placement_id)
+        if live is None or live.ending or self._on_exit is None:
+            return
+        live.reason = reason
+        await self._on_exit(placement_id, reason)
+
+    # -- small things
+
+    def _lock(self, placement_id: str) -> asyncio.Lock:
+        """One verb at a time for a placement."""
+        return self._locks.setdefault(placement_id, asyncio.Lock())
+
+    def _spawn(self, work: Awaitable[None], name: str) -> None:
+        async def go() -> None:
+            await work
+
+        task = asyncio.create_task(go(), name=f"{self._capabilities.name}: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _blocking(self, work: Callable[[], T]) -> T:
+        if self._threads is None:
+            raise RuntimeError("the driver is not open")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _disk_error(self, error: OSError) -> Refused:
+        import errno
+
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir}: {error}")
+        return Refused(Code.START_FAILED, f"{self._config.state_dir}: {error}")
+
+
+def _tail(path: Path, bytes_max: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - bytes_max))
+            return file.read(bytes_max)
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,49 @@
+"""The record of a placement: the file that says what a directory below `sandboxes/` is for.
+
+Written before anything else of a placement is made, renamed into place, and replaced when the slot changes. It is a hint for cleaning
+up and for finding the guest's address; whether something runs is read from the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+FILE: Final = "placement.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One placement's record. `slot` and `address` are None until prepare has taken one."""
+
+    install_id: str
+    host_id: str
+    placement_id: str
+    sandbox_id: str
+    generation: int
+    runtime: str
+    slot: int | None = None
+    address: str | None = None
+    boot_id: str = ""
+
+    def with_slot(self, slot: int, address: str) -> Record:
+        return replace(self, slot=slot, address=address)
+
+
+def write(directory: Path, record: Record) -> None:
+    """Have this record in the directory, whole or not at all."""
+    temporary = directory / f".{FILE}"
+    temporary.write_text(json.dumps(asdict(record)))
+    os.replace(temporary, directory / FILE)
+
+
+def read(directory: Path) -> Record | None:
+    """The record, or None when there is none that can be read: then the directory's name is all that is known."""
+    try:
+        content: dict[str, Any] = json.loads((directory / FILE).read_text())
+        return Record(**{name: content[name] for name in Record.__slots__ if name in content})
+    except (OSError, ValueError, TypeError):
+        return None

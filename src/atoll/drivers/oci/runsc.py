@@ -1,0 +1,103 @@
+"""gVisor's runsc. Measured behaviour: research/runtimes-and-io.md 1 and 1b; the pin is in native/runsc/go.mod."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+from atoll.base.errors import Code, Refused
+from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run
+from atoll.hostops import mounts, processes
+
+DISK: Final = "disk"
+STUB_OOM_SCORE: Final = 900
+SETTLE_ROUNDS: Final = (0.0, 0.05, 0.5)
+"""Seconds between looks for stubs: the sentry makes more of them as the guest starts processes."""
+
+
+class Runsc:
+    """One directory of runsc state; containers are sandboxes of their own."""
+
+    def __init__(self, binary: Path, root: Path) -> None:
+        self.binary = binary
+        self._root = root
+
+    def open(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def close(self) -> None:
+        """Let go of the empty network namespace that runsc keeps mounted for its gofers, when no container needs it."""
+        if not self.containers():
+            mounts.unmount_below(self._root)
+            with contextlib.suppress(FileNotFoundError):
+                (self._root / "null-netns").unlink()
+
+    def make_disk(self, directory: Path, disk_mib: int) -> None:
+        """A directory: the sentry keeps what the guest writes in one unlinked or hidden file there, of a size that it limits itself."""
+        (directory / DISK).mkdir(exist_ok=True, mode=0o700)
+
+    def rootfs(self, directory: Path, image: Path) -> Path:
+        return image
+
+    def command(self, launch: Launch, verb: str, *options: str) -> list[str]:
+        """A runsc command line for this container."""
+        disk = f"--overlay2=root:dir={launch.directory / DISK},size={launch.order.spec.disk_mib}m"
+        return [
+            str(self.binary),
+            f"--root={self._root}",
+            "--platform=systrap",
+            "--network=sandbox",
+            "--allow-suid",
+            "--net-raw",
+            disk,
+            verb,
+            *options,
+            launch.container_id,
+        ]
+
+    def start(self, launch: Launch) -> int:
+        # What an earlier start of this placement left would make runsc refuse; its guest is known to be gone.
+        shutil.rmtree(launch.directory / DISK, ignore_errors=True)
+        self.make_disk(launch.directory, launch.order.spec.disk_mib)
+        pid_file = launch.directory / PID_FILE
+        run(
+            self.command(launch, "run", "--detach", f"--bundle={launch.directory}", f"--pid-file={pid_file}"),
+            console=launch.directory / CONSOLE,
+        )
+        pid = read_pid(launch.directory)
+        if pid is None:
+            raise Refused(Code.START_FAILED, f"runsc wrote no pid to {pid_file}")
+        return pid
+
+    def settle(self, launch: Launch, pid: int) -> None:
+        """Make the guest's own processes (the sentry's children) the first to go when the group's memory runs out, not the sentry."""
+        for pause in SETTLE_ROUNDS:
+            time.sleep(pause)
+            for stub in processes.descendants(pid):
+                processes.set_oom_score(stub, STUB_OOM_SCORE)
+
+    def ask_to_end(self, container_id: str, pid: int) -> None:
+        subprocess.run(
+            [str(self.binary), f"--root={self._root}", "kill", container_id, "TERM"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=5, check=False,
+        )  # fmt: skip
+
+    def state_paths(self, container_id: str) -> list[Path]:
+        names = (f"{container_id}_sandbox:{container_id}.state", f"{container_id}_sandbox:{container_id}.lock", f"runsc-{container_id}.sock")
+        return [path for name in names if (path := self._root / name).exists()]
+
+    def containers(self) -> set[str]:
+        if not self._root.is_dir():
+            return set()
+        names = [path.name for path in self._root.iterdir()]
+        sockets = {name.removeprefix("runsc-").removesuffix(".sock") for name in names if name.startswith("runsc-") and name.endswith(".sock")}
+        return sockets | {name.partition("_sandbox:")[0] for name in names if "_sandbox:" in name}
+
+    def is_guest(self, pid: int, container_id: str) -> bool:
+        """The sentry's command line: `runsc-sandbox ... boot ... ID`."""
+        line = processes.arguments(pid)
+        return bool(line) and "boot" in line and line[-1] == container_id

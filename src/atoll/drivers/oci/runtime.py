@@ -1,0 +1,139 @@
+"""A runtime: how one kind of container is started, and where its own state is.
+
+Everything else (directories, slots, control groups, killing, looking) is the same for all and is done by the driver itself, so that a
+sandbox can always be removed, whatever state its runtime is in or whether the runtime is still installed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from atoll.base.errors import Code, Refused
+from atoll.drivers.port import Order
+
+START_TIMEOUT_S: Final = 30.0
+CONSOLE: Final = "console.log"
+PID_FILE: Final = "init.pid"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start: where the bundle is and what it is called."""
+
+    container_id: str
+    directory: Path
+    group: str
+    order: Order
+    rootfs: Path
+    nofile_max: int
+
+
+class Runtime(Protocol):
+    """What differs between runtimes. All blocking; the driver calls them in threads."""
+
+    @property
+    def binary(self) -> Path:
+        """The program that is started."""
+        ...
+
+    def open(self) -> None:
+        """Begin; called once before anything else."""
+        ...
+
+    def close(self) -> None:
+        """End."""
+        ...
+
+    def make_disk(self, directory: Path, disk_mib: int) -> None:
+        """Have a disk of this size in the placement's directory. *Errors*: Refused(HOST_DISK_FULL)."""
+        ...
+
+    def rootfs(self, directory: Path, image: Path) -> Path:
+        """What config.json names as the root: the image's tree, or where it will be mounted."""
+        ...
+
+    def start(self, launch: Launch) -> int:
+        """Start the container of a prepared bundle and return its watched process. *Errors*: Refused(START_FAILED, RUNTIME_MISSING)."""
+        ...
+
+    def settle(self, launch: Launch, pid: int) -> None:
+        """What can wait until after the start, e.g. scores for the OOM killer. Never raises for a guest that is gone."""
+        ...
+
+    def ask_to_end(self, container_id: str, pid: int) -> None:
+        """Tell the guest to end by itself; it may not listen."""
+        ...
+
+    def state_paths(self, container_id: str) -> list[Path]:
+        """Files of the runtime's own about this container, that exist."""
+        ...
+
+    def containers(self) -> set[str]:
+        """Ids of all containers that the runtime has files about."""
+        ...
+
+    def is_guest(self, pid: int, container_id: str) -> bool:
+        """True when this process is the one to watch for this container."""
+        ...
+
+
+def run(command: Sequence[str], *, console: Path, environment: Mapping[str, str] | None = None) -> None:
+    """Run a runtime's command to its end, with the console as the container's output.
+
+    *Errors*: Refused(START_FAILED) with its last words, Refused(RUNTIME_MISSING).
+    """
+    # The container inherits its output, so what the runtime itself says goes to the same file; only that of a failed start is read.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    output = os.open(console, flags, 0o600)
+    try:
+        before = os.fstat(output).st_size
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environment) if environment is not None else None,
+            start_new_session=True,
+        )
+        try:
+            result = process.wait(START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise Refused(Code.START_FAILED, f"{command[0]} did not answer within {START_TIMEOUT_S:.0f} s") from None
+    except (FileNotFoundError, PermissionError) as error:
+        raise Refused(Code.RUNTIME_MISSING, f"{command[0]} cannot be run: {error}") from error
+    finally:
+        os.close(output)
+    if result != 0:
+        raise Refused(Code.START_FAILED, f"{Path(command[0]).name} ended with {result}: {_last_words(console, before)}")
+
+
+def _last_words(console: Path, offset: int) -> str:
+    with console.open("rb") as file:
+        file.seek(max(offset, 0))
+        text = file.read(65536).decode(errors="replace").strip()
+    return text[-600:] or "it said nothing"
+
+
+def write_atomically(path: Path, content: str, mode: int = 0o600) -> None:
+    """Write a file whole or not at all."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    with os.fdopen(fd, "w") as file:
+        os.fchmod(fd, mode)
+        file.write(content)
+    os.replace(temporary, path)
+
+
+def read_pid(directory: Path) -> int | None:
+    """The pid that the runtime wrote, or None."""
+    try:
+        return int((directory / PID_FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
