@@ -20,7 +20,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 M = TypeVar("M", bound=BaseModel)
 
-LOG = get_logger(logger="control.asgi")
+LOG = get_logger()
 
 STATUS: Final = {
     Code.UNAUTHENTICATED: 401,

@@ -19,7 +19,7 @@ from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
-LOG = get_logger(logger="control.bootstrap")
+LOG = get_logger()
 
 _TOKEN_LIFE_S: Final = 3600.0
 DEFAULT_TEAM: Final = "default"

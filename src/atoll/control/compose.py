@@ -139,6 +139,7 @@ class Control:
             self.service,
             settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
             ready=lambda: self._started,
+            dice=dice,
             extra=[(agents.PREFIX, agents.Agents(sessions, enrollment)), (routes.PREFIX, self._routes)],
         )
         self._spawn(deadlines.run(reconciler, clock))

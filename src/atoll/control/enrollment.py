@@ -18,7 +18,7 @@ from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 from atoll.wire import agent as wire
 
-LOG = get_logger(logger="control.enrollment")
+LOG = get_logger()
 
 
 class Enrollment:

@@ -11,7 +11,7 @@ import binascii
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -35,6 +35,7 @@ from atoll.store.engine import Store
 _ENDED: Final = TERMINAL | {State.RELEASING}
 _NEAR_END_S: Final = 30.0
 _AGENT_WORD_S: Final = 2.0
+_COUNT_AGAIN_S: Final = 10.0
 
 
 def not_found(sandbox_id: str) -> Refused:
@@ -57,6 +58,8 @@ class Sandboxes:
     classes: Mapping[str, resolve.WorkloadClass]
     default_class: str
     limits: admission.DeploymentLimits
+    counted: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """team id → (boot time, retained records)."""
 
     async def create(self, caller: Caller, request: CreateRequest) -> Sandbox:
         """As Service.create."""
@@ -197,16 +200,26 @@ class Sandboxes:
         )
 
         def work(conn: sa.Connection) -> None:
-            admission.admit(caller.team, sandboxes.usage(conn, caller.team.id), self.limits)
+            admission.admit(caller.team, sandboxes.usage(conn, caller.team.id, retained=retained), self.limits)
             facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id())
             tenancy.spawned(conn, template.id, now=now)
 
+        retained = await self._retained(caller.team.id)
         try:
             await self.store.write(work)
         except sa.exc.IntegrityError:
             # Two requests with one id at once: the other one is first.
             raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running") from None
         return sandbox
+
+    async def _retained(self, team_id: str) -> int:
+        """Records of ended sandboxes, counted at most every few seconds: the quota on them is not a tight one."""
+        known = self.counted.get(team_id)
+        if known is not None and self.clock.boot() - known[0] < _COUNT_AGAIN_S:
+            return known[1]
+        count = await self.store.read(lambda conn: sandboxes.retained(conn, team_id))
+        self.counted[team_id] = (self.clock.boot(), count)
+        return count
 
     async def _await_ready(self, sandbox: Sandbox) -> Sandbox:
         until = self.clock.boot() + sandbox.spec.create_patience_s

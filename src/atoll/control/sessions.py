@@ -35,7 +35,7 @@ from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 from atoll.wire import agent as wire
 
-LOG = get_logger(logger="control.sessions")
+LOG = get_logger()
 
 LEASE_S: Final = 300.0
 FRESH_S: Final = 30.0

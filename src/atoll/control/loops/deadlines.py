@@ -12,7 +12,7 @@ from atoll.store import sandboxes
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
-LOG = get_logger(logger="control.deadlines")
+LOG = get_logger()
 
 _IDLE_S = 30.0
 """Longest sleep: other replicas may have set deadlines that this one has not heard of."""

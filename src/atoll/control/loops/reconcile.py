@@ -22,13 +22,13 @@ from atoll.control.hub import Hub
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.planning import placing
-from atoll.planning.reconcile import NoRoom, Stimulus, Tick, wants_placing
+from atoll.planning.reconcile import NoRoom, Stimulus, Tick, advance, wants_placing
 from atoll.store import facts
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
-LOG = get_logger(logger="control.reconcile")
+LOG = get_logger()
 
 _STEPS_MAX = 64
 """Moves of one activation; more is left to the next."""
@@ -79,9 +79,9 @@ class Reconciler:
                 return None
             if wants_placing(found.sandbox, now=self.clock.now()):
                 done = await self._place(found.sandbox)
-            else:
+            elif advance(found, Tick(), now=self.clock.now()) is not None:
                 done = await self.apply(sandbox_id, Tick())
-            if done is None or not done.changed:
+            else:
                 return done
         return done
 

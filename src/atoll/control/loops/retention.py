@@ -11,7 +11,7 @@ from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
-LOG = get_logger(logger="control.retention")
+LOG = get_logger()
 
 _PAUSE_S = 300.0
 _BUSY_S = 0.1
