@@ -1,0 +1,30 @@
+"""Put a driver together: the only functions that the composition root needs.
+
+```python
+pool = slot_pool(mark, subnet=n, size=8)
+gvisor = oci_driver(OciConfig(runtime=RuntimeKind.RUNSC, ...), pool)
+shared = oci_driver(replace(config, runtime=RuntimeKind.CRUN), pool)
+```
+"""
+
+from __future__ import annotations
+
+from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
+from atoll.drivers.oci.driver import OciDriver
+from atoll.drivers.oci.runsc import Runsc
+from atoll.drivers.oci.slots import SlotPool
+from atoll.drivers.port import Mark
+
+SLOTS_READY = 8
+
+
+def slot_pool(mark: Mark, *, subnet: int, size: int = SLOTS_READY, closed: tuple[str, ...] = ()) -> SlotPool:
+    """The pool of an instance: slots in 10.(64+subnet).0.0/16, `size` of them kept ready; give it to every driver of the instance."""
+    return SlotPool(Names.of(mark), subnet=subnet, size=size, closed=closed)
+
+
+def oci_driver(config: OciConfig, pool: SlotPool) -> OciDriver:
+    """A driver for `config.runtime`. Nothing happens before its `open`."""
+    if config.runtime is RuntimeKind.RUNSC:
+        return OciDriver(config, pool, Runsc(config.runsc, config.run_dir / "runsc"))
+    raise NotImplementedError(config.runtime)
