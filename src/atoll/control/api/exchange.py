@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 from urllib.parse import parse_qsl
@@ -33,11 +33,11 @@ class Answer:
     headers: Headers = ()
     content_type: bytes | None = None
 
-    async def send(self, send: Send, common: Headers = ()) -> None:
+    async def send(self, send: Send) -> None:
         """Write it out."""
-        headers = [(b"content-length", b"%d" % len(self.body)), *self.headers, *common]
-        if self.status == 204:
-            del headers[0]
+        headers = list(self.headers)
+        if self.status != 204:
+            headers.append((b"content-length", b"%d" % len(self.body)))
         if self.content_type is not None:
             headers.append((b"content-type", self.content_type))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
@@ -92,6 +92,9 @@ class Call:
             return model.model_validate_json(body)
         except ValidationError as error:
             raise Refused(Code.INVALID_REQUEST, first_problem(error.errors(include_url=False, include_input=False))) from None
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Answer]]
 
 
 def first_problem(problems: object) -> str:

@@ -1,46 +1,44 @@
-"""A routing table: from method and path to a handler and the path's parameters."""
+"""A routing table: from method and path to what answers it, and the path's parameters."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeVar
 from urllib.parse import unquote
 
-from atoll.control.api.exchange import Answer, Call
-
-Handler: TypeAlias = Callable[[Call], Awaitable[Answer]]
+T = TypeVar("T")
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Route(Generic[T]):
     """A path with `{parameters}`, each one segment long."""
 
     method: str
     path: str
-    handler: Handler
+    target: T
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Parameters that come with the route itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class Match(Generic[T]):
     """What a path leads to: the methods it has, and the route of the one that was asked for."""
 
     methods: frozenset[str]
-    route: Route | None
+    route: Route[T] | None
     params: Mapping[str, str]
 
 
-class Table:
+class Table(Generic[T]):
     """Paths without parameters are looked up, the others are tried in their order, so literal paths win over parameters."""
 
-    def __init__(self, routes: Iterable[Route]) -> None:
-        self._literal: dict[str, dict[str, Route]] = {}
-        self._patterns: list[tuple[re.Pattern[str], dict[str, Route]]] = []
-        known: dict[str, dict[str, Route]] = {}
+    def __init__(self, routes: Iterable[Route[T]]) -> None:
+        self._literal: dict[str, dict[str, Route[T]]] = {}
+        self._patterns: list[tuple[re.Pattern[str], dict[str, Route[T]]]] = []
+        known: dict[str, dict[str, Route[T]]] = {}
         for route in routes:
             methods = known.get(route.path)
             if methods is None:
@@ -51,7 +49,7 @@ class Table:
                     self._literal[route.path] = methods
             methods[route.method] = route
 
-    def match(self, method: str, path: str, raw_path: str) -> Match | None:
+    def match(self, method: str, path: str, raw_path: str) -> Match[T] | None:
         """None when no route has this path. Parameters come from the raw path, so that one may hold a quoted slash."""
         methods = self._literal.get(path)
         if methods is not None:
@@ -62,7 +60,7 @@ class Table:
                 return self._found(candidates, method, {name: unquote(value) for name, value in matched.groupdict().items()})
         return None
 
-    def _found(self, methods: Mapping[str, Route], method: str, params: Mapping[str, str]) -> Match:
+    def _found(self, methods: Mapping[str, Route[T]], method: str, params: Mapping[str, str]) -> Match[T]:
         route = methods.get("GET" if method == "HEAD" else method)
         names = frozenset(methods) | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else frozenset())
         return Match(names, route, params if route is None or not route.fixed else {**params, **route.fixed})

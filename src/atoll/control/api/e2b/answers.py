@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Final
 
+from atoll.control.api.moment import timestamp
 from atoll.control.service import EventRecord
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.spec import NetworkSpec, OnEnd, Spec
@@ -26,11 +26,6 @@ _KEY_PREFIX: Final = "e2b_"
 _KEY_LENGTH: Final = 40
 _KEY_NAMESPACE: Final = uuid.UUID("7c6f1f0e-5d0b-4c55-9d62-8a6c3b1f2e90")
 _NEVER: Final = "9999-12-31T00:00:00Z"
-
-
-def timestamp(at: float) -> str:
-    """RFC 3339 in UTC with milliseconds. *Units*: wall seconds."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def sandbox_created(sandbox: Sandbox, *, client_id: str, domain: str, access: str | None, traffic: str | None) -> Json:

@@ -12,6 +12,7 @@ from atoll.base.errors import Code, Refused, Unavailable
 from atoll.control.api.e2b import answers
 from atoll.control.api.e2b.sandboxes import integer, not_found, sandbox_id
 from atoll.control.api.exchange import Answer, Call, json_answer
+from atoll.control.api.moment import timestamp
 from atoll.control.service import EventRecord, Service
 from atoll.domain.sandbox import TERMINAL, Sandbox
 
@@ -47,7 +48,7 @@ class Logs:
         start_ms = integer(asked, "start", default=0, low=0, high=_MILLIS_MAX)
         limit = integer(asked, "limit", default=LIMIT, low=0, high=2**31 - 1)
         entries = [one for one in await self._entries(call) if one.at * 1000 >= start_ms][: min(limit, LIMIT)]
-        lines = [{"timestamp": answers.timestamp(one.at), "line": one.message} for one in entries]
+        lines = [{"timestamp": timestamp(one.at), "line": one.message} for one in entries]
         return json_answer(200, {"logs": lines, "logEntries": [one.json() for one in entries]})
 
     async def v2(self, call: Call) -> Answer:

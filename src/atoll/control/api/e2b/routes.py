@@ -8,12 +8,13 @@ from atoll.control.api.e2b import unsupported
 from atoll.control.api.e2b.account import Account
 from atoll.control.api.e2b.logs import Logs
 from atoll.control.api.e2b.sandboxes import Sandboxes
+from atoll.control.api.exchange import Handler
 from atoll.control.api.settings import ApiSettings
 from atoll.control.api.table import Route, Table
 from atoll.control.service import Service
 
 
-def _supported(service: Service, settings: ApiSettings) -> Iterator[Route]:
+def _supported(service: Service, settings: ApiSettings) -> Iterator[Route[Handler]]:
     sandboxes = Sandboxes(service, settings)
     logs = Logs(service)
     account = Account(service)
@@ -39,7 +40,11 @@ def _supported(service: Service, settings: ApiSettings) -> Iterator[Route]:
     yield Route("DELETE", "/api-keys/{apiKeyID}", account.revoke_key)
 
 
-def build_table(service: Service, settings: ApiSettings) -> Table:
+def _unsupported() -> Iterator[Route[Handler]]:
+    for method, path, feature in unsupported.ROUTES:
+        yield Route(method, path, unsupported.refuse, {"feature": feature})
+
+
+def build_table(service: Service, settings: ApiSettings) -> Table[Handler]:
     """Every route of E2B's that needs a key; `/health` needs none and is the front's."""
-    later = (Route(method, path, unsupported.refuse, {"feature": feature}) for method, path, feature in unsupported.ROUTES)
-    return Table((*_supported(service, settings), *later))
+    return Table((*_supported(service, settings), *_unsupported()))

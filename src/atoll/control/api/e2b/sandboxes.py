@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from atoll.base.errors import Code, Refused
 from atoll.control.api.e2b import answers, requests
 from atoll.control.api.exchange import Answer, Call, Headers, changed, json_answer
+from atoll.control.api.moment import read_moment
 from atoll.control.api.settings import ApiSettings
 from atoll.control.service import Caller, Query, Service
 from atoll.domain.sandbox import Sandbox
 
 PAGE_MAX: Final = 100
 _ID: Final = re.compile(r"[a-z0-9]{1,128}")
-_INTEGER: Final = re.compile(r"-?\d{1,15}")
-_TIMESTAMP: Final = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?([Zz]|[+ -]\d{2}:?\d{2})?")
+_INTEGER: Final = re.compile(r"-?[0-9]{1,15}")
 _NO_CONTENT: Final = 204
 
 
@@ -61,21 +60,6 @@ def metadata_filter(raw: str | None) -> dict[str, str] | None:
     if any("\0" in name or "\0" in value for name, value in wanted.items()):
         raise Refused(Code.INVALID_REQUEST, "metadata holds a NUL character")
     return wanted
-
-
-def moment(raw: str | None, name: str) -> float | None:
-    """An RFC 3339 time; without a zone it is UTC. *Units*: wall seconds. *Errors*: INVALID_REQUEST."""
-    if not raw:
-        return None
-    if not _TIMESTAMP.fullmatch(raw):
-        raise Refused(Code.INVALID_REQUEST, f"{name} is not an RFC 3339 time")
-    # A plus sign that was not quoted arrives as a blank.
-    text = raw[:11] + raw[11:].replace(" ", "+")
-    try:
-        at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError) as error:
-        raise Refused(Code.INVALID_REQUEST, f"{name} is not an RFC 3339 time") from error
 
 
 def _states(raw: str | None) -> frozenset[str]:
@@ -163,7 +147,7 @@ class Sandboxes:
         query = Query(
             states=_states(asked.get("state")),
             metadata=metadata_filter(asked.get("metadata")),
-            started_after=moment(asked.get("startedAfter"), "startedAfter"),
+            started_after=read_moment(asked.get("startedAfter"), "startedAfter"),
             ascending=_ascending(asked.get("order")),
             limit=integer(asked, "limit", default=PAGE_MAX, low=1, high=PAGE_MAX),
             cursor=asked.get("nextToken") or None,

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from atoll.base.units import Vector
+from atoll.control.api import moment
 from atoll.control.api.settings import ApiSettings
 from atoll.control.service import Caller, EventRecord, HostView, Service
 from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client
-from atoll.wire.guest import ENVD_VERSION, GUEST_PORT
 
 Json = dict[str, object]
 
 
 def timestamp(at: float | None) -> str | None:
-    """RFC 3339 in UTC with milliseconds. *Units*: wall seconds."""
-    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """*Units*: wall seconds."""
+    return None if at is None else moment.timestamp(at)
 
 
-def sandbox(one: Sandbox, *, access: Json | None = None) -> Json:
+def sandbox(one: Sandbox, *, domain: str, access_token: str | None = None, traffic_token: str | None = None) -> Json:
     spec = one.spec
     placed = one.placement_id is not None and one.host_id is not None
     return {
@@ -52,22 +50,22 @@ def sandbox(one: Sandbox, *, access: Json | None = None) -> Json:
         "releaseRequestedAt": timestamp(one.release_requested_at),
         "releasedAt": timestamp(one.released_at),
         "placement": {"id": one.placement_id, "hostId": one.host_id} if placed else None,
-        "access": access,
+        "domain": domain,
+        "accessToken": access_token,
+        "trafficToken": traffic_token,
     }
 
 
 def sandbox_with_access(one: Sandbox, *, service: Service, settings: ApiSettings) -> Json:
     """With the tokens of one that has not ended: for answers about a single sandbox."""
     if one.state in TERMINAL:
-        return sandbox(one)
-    access: Json = {
-        "domain": settings.domain,
-        "guestPort": GUEST_PORT,
-        "envdVersion": ENVD_VERSION,
-        "accessToken": service.access_token(one),
-        "trafficToken": service.traffic_token(one),
-    }
-    return sandbox(one, access=access)
+        return sandbox(one, domain=settings.domain)
+    return sandbox(
+        one,
+        domain=settings.domain,
+        access_token=service.access_token(one),
+        traffic_token=service.traffic_token(one),
+    )
 
 
 def event(one: EventRecord) -> Json:

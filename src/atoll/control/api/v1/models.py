@@ -56,7 +56,7 @@ class NewSandbox(Incoming):
     template: Annotated[Text, Field(min_length=1, description="Id, alias or namespace/alias, with an optional :tag.")] = "base"
     client_request_id: Annotated[
         str | None,
-        Field(pattern=r"^[A-Za-z0-9._:-]{1,255}$", description="Idempotency key of the team: the same request with it gives the same sandbox."),
+        Field(pattern=r"^[A-Za-z0-9._:-]{1,255}$", description="Idempotency key, per team: sent again, it gives the same sandbox."),
     ] = None
     class_name: Annotated[Text | None, Field(alias="class", description="The operator's policy for this kind of workload.")] = None
     size: SizeRequest = Field(default_factory=SizeRequest)
@@ -67,6 +67,23 @@ class NewSandbox(Incoming):
     secured: Annotated[bool, Field(description="Whether the guest demands its access token.")] = True
     require_host: Annotated[Text | None, Field(description="Only this host, by id.")] = None
     wait: Annotated[bool, Field(description="Answer when it is ready (201), or when it is accepted (202).")] = True
+
+
+class Search(BaseModel):
+    """The query of a list of sandboxes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    scope: Annotated[Literal["living", "visible", "all"], Field(description="`visible`: ready and beyond; `all`: ended ones too")] = (
+        "living"
+    )
+    state: Annotated[str | None, Field(description="Comma-separated states", max_length=256)] = None
+    metadata: Annotated[str | None, Field(description="name=value&name=value, each part URL-encoded", max_length=8192)] = None
+    template: Annotated[str | None, Field(description="Id or alias", max_length=256)] = None
+    started_after: Annotated[str | None, Field(alias="startedAfter", description="RFC 3339, inclusive", max_length=64)] = None
+    order: Annotated[Literal["asc", "desc"], Field(description="By start; newest first unless `asc`")] = "desc"
+    limit: Annotated[int, Field(ge=1, le=100)] = 100
+    cursor: Annotated[str | None, Field(description="`nextCursor` of the page before", max_length=512)] = None
 
 
 class NewEnd(Incoming):
@@ -119,18 +136,10 @@ class Placement(Outgoing):
     host_id: str
 
 
-class Access(Outgoing):
-    """How to reach the guest, on `{port}-{id}.{domain}` or with the headers `E2b-Sandbox-Id` and `E2b-Sandbox-Port`."""
-
-    domain: str
-    guest_port: int
-    envd_version: str
-    access_token: str | None
-    traffic_token: str | None
-
-
 class Sandbox(Outgoing):
-    """A sandbox. `reason` says why it ends or ended; `access` is there in answers about one that has not ended."""
+    """A sandbox. `reason` says why it ends or ended. Its ports are at `{port}-{id}.{domain}`, or at the edge with the headers
+    `E2b-Sandbox-Id` and `E2b-Sandbox-Port`. The tokens are in answers about one sandbox that has not ended, never in lists.
+    """
 
     id: str
     revision: int
@@ -154,7 +163,9 @@ class Sandbox(Outgoing):
     release_requested_at: str | None
     released_at: str | None
     placement: Placement | None
-    access: Access | None
+    domain: str
+    access_token: str | None
+    traffic_token: str | None
 
 
 class SandboxPage(Outgoing):

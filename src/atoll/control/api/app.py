@@ -1,0 +1,105 @@
+"""`build_app`: the API as one application. Read `front.py` for what happens to a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from atoll.base.errors import AtollError, Bug, Code, Refused
+from atoll.base.ids import Dice
+from atoll.control.api.e2b.routes import build_table
+from atoll.control.api.errors import v1_error
+from atoll.control.api.exchange import first_problem
+from atoll.control.api.front import DOCS_PATH, Front
+from atoll.control.api.settings import ApiSettings
+from atoll.control.api.table import Table
+from atoll.control.api.v1 import deployment, document, sandboxes
+from atoll.control.api.v1.context import REQUEST_ID_KEY, response_of
+from atoll.control.service import Service
+
+
+class Application(FastAPI):
+    """FastAPI for `/v1`, with the front before it."""
+
+    front: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.front is not None and scope["type"] == "http":
+            await self.front(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def behind(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """FastAPI itself."""
+        await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        return document.finish(super().openapi())
+
+
+def build_app(
+    service: Service,
+    *,
+    settings: ApiSettings,
+    ready: Callable[[], bool],
+    dice: Dice,
+    extra: Sequence[tuple[str, ASGIApp]] = (),
+) -> FastAPI:
+    """The whole API over `service`.
+
+    `ready` decides what `/health` says. `dice` makes request ids. Each of `extra` is a path prefix and the bare application that gets
+    everything below it, unlimited and unauthenticated: it guards itself.
+    """
+    app = Application(
+        title="Atoll",
+        version=settings.version,
+        openapi_url=document.PATH,
+        docs_url=DOCS_PATH if settings.docs else None,
+        redoc_url=None,
+        redirect_slashes=False,
+        strict_content_type=False,
+        exception_handlers={AtollError: _refused, RequestValidationError: _not_valid, HTTPException: _http, Exception: _unexpected},
+    )
+    app.include_router(sandboxes.Sandboxes(service, settings).router())
+    app.include_router(deployment.build_router(service, settings, ready))
+    app.front = Front(
+        service,
+        settings=settings,
+        ready=ready,
+        dice=dice,
+        extra=extra,
+        e2b=build_table(service, settings),
+        v1=Table(document.routes(app.openapi())),
+        inner=app.behind,
+    )
+    return app
+
+
+def _answer(request: Request, error: AtollError) -> Response:
+    return response_of(v1_error(error, request.scope["state"][REQUEST_ID_KEY]))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AtollError)
+    return _answer(request, error)
+
+
+async def _not_valid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _answer(request, Refused(Code.INVALID_REQUEST, first_problem(error.errors())))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    # What FastAPI itself raises: a body that is not JSON.
+    assert isinstance(error, HTTPException)
+    return _answer(request, Refused(Code.INVALID_REQUEST, str(error.detail)))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    # Raised again after this answer, so the front logs it with its trace.
+    return _answer(request, Bug(Code.INTERNAL, type(error).__name__))

@@ -1,0 +1,182 @@
+"""`/v1/sandboxes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Path, Query, Response
+
+from atoll.base.errors import Code, Refused
+from atoll.base.ids import Prefix, is_id
+from atoll.control.api.egress import network_spec
+from atoll.control.api.exchange import TEXT, Answer, changed
+from atoll.control.api.moment import read_moment
+from atoll.control.api.settings import ApiSettings
+from atoll.control.api.v1 import answers, models
+from atoll.control.api.v1.context import FAILURES, Who, respond, response_of
+from atoll.control.service import Query as Search
+from atoll.control.service import Service
+from atoll.domain.sandbox import STARTING, Sandbox, State
+from atoll.planning.resolve import CreateRequest
+
+SandboxPath = Annotated[str, Path(description="Id of a sandbox")]
+ONE: Final = "/{sandbox_id}"
+ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {202: {"model": models.Sandbox, "description": "Accepted; it is not ready yet"}}
+CONSOLE: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+
+def _request(body: models.NewSandbox) -> CreateRequest:
+    network = body.network
+    return CreateRequest(
+        template=body.template,
+        timeout_s=body.timeout_seconds,
+        class_name=body.class_name,
+        metadata=body.metadata,
+        env=body.env,
+        request_id=body.client_request_id,
+        cpu_millis=body.size.cpu_millis,
+        memory_mib=body.size.memory_mib,
+        disk_mib=body.size.disk_mib,
+        network=network_spec(
+            internet=network.internet,
+            allow_out=network.allow_out,
+            deny_out=network.deny_out,
+            public_traffic=network.public_traffic,
+            mask_request_host=network.mask_request_host,
+        ),
+        secured=body.secured,
+        require_host=body.require_host,
+        wait=body.wait,
+    )
+
+
+def _states(raw: str | None) -> frozenset[str]:
+    words = frozenset(word.strip() for word in raw.split(",")) if raw else frozenset()
+    unknown = words - set(State)
+    if unknown:
+        raise Refused(Code.INVALID_REQUEST, f"state is a list of {', '.join(State)}")
+    return words
+
+
+def _metadata(raw: str | None) -> dict[str, str] | None:
+    if not raw:
+        return None
+    try:
+        pairs = parse_qsl(raw, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=64)
+    except ValueError as error:
+        raise Refused(Code.INVALID_REQUEST, "metadata must look like name=value&name=value, each part URL-encoded") from error
+    return dict(pairs)
+
+
+@contextmanager
+def _about(sandbox_id: str) -> Iterator[None]:
+    """One answer for what never was and what is another team's, whatever the service says about it.
+
+    *Errors*: SANDBOX_NOT_FOUND at once for what cannot be an id: the store need not be asked.
+    """
+    missing = Refused(Code.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id!a} was not found")
+    if not is_id(Prefix.SANDBOX, sandbox_id):
+        raise missing
+    try:
+        yield
+    except Refused as error:
+        if error.code is Code.SANDBOX_NOT_FOUND:
+            raise missing from error
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Sandboxes:
+    """The handlers and their routes."""
+
+    service: Service
+    settings: ApiSettings
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"], responses=FAILURES)
+        add = router.add_api_route
+        add(
+            "",
+            self.create,
+            methods=["POST"],
+            operation_id="createSandbox",
+            status_code=201,
+            response_model=models.Sandbox,
+            responses=ACCEPTED,
+        )
+        add("", self.search, methods=["GET"], operation_id="listSandboxes", response_model=models.SandboxPage)
+        add(ONE, self.get, methods=["GET"], operation_id="getSandbox", response_model=models.Sandbox)
+        add(ONE, self.release, methods=["DELETE"], operation_id="releaseSandbox", response_model=models.Sandbox)
+        add(f"{ONE}/end", self.set_end, methods=["POST"], operation_id="setSandboxEnd", response_model=models.Sandbox)
+        add(f"{ONE}/events", self.events, methods=["GET"], operation_id="listSandboxEvents", response_model=models.EventPage)
+        add(f"{ONE}/logs", self.logs, methods=["GET"], operation_id="getSandboxLogs", response_class=Response, responses=CONSOLE)
+        return router
+
+    async def create(self, caller: Who, body: models.NewSandbox) -> Response:
+        """Create a sandbox, and wait until it is ready unless `wait` is false.
+
+        The same `clientRequestId` with the same body gives the same sandbox; with another body 422.
+        """
+        sandbox = await self.service.create(caller, _request(body))
+        return self._one(202 if sandbox.state in STARTING else 201, sandbox)
+
+    def _one(self, status: int, sandbox: Sandbox) -> Response:
+        return respond(status, answers.sandbox_with_access(sandbox, service=self.service, settings=self.settings), changed(sandbox))
+
+    async def search(self, caller: Who, asked: Annotated[models.Search, Query()]) -> Response:
+        """The team's sandboxes."""
+        search = Search(
+            scope=asked.scope,
+            states=_states(asked.state),
+            metadata=_metadata(asked.metadata),
+            template=(await self.service.template(caller, asked.template)).id if asked.template else None,
+            started_after=read_moment(asked.started_after, "startedAfter"),
+            ascending=asked.order == "asc",
+            limit=asked.limit,
+            cursor=asked.cursor or None,
+        )
+        page = await self.service.find(caller, search)
+        items = [answers.sandbox(one, domain=self.settings.domain) for one in page.items]
+        return respond(200, {"items": items, "nextCursor": page.next_cursor, "totalRunning": page.total_running})
+
+    async def get(self, caller: Who, sandbox_id: SandboxPath) -> Response:
+        """One sandbox, in whatever state it is, for as long as its record is kept."""
+        with _about(sandbox_id):
+            sandbox = await self.service.get(caller, sandbox_id, ended=True)
+        return respond(200, answers.sandbox_with_access(sandbox, service=self.service, settings=self.settings))
+
+    async def release(self, caller: Who, sandbox_id: SandboxPath) -> Response:
+        """End it. The answer comes when that is decided; `state` goes to `released` when nothing of it is left."""
+        with _about(sandbox_id):
+            sandbox = await self.service.release(caller, sandbox_id)
+        return respond(200, answers.sandbox(sandbox, domain=self.settings.domain), changed(sandbox))
+
+    async def set_end(self, caller: Who, sandbox_id: SandboxPath, body: models.NewEnd) -> Response:
+        """Let it end `timeoutSeconds` from now."""
+        with _about(sandbox_id):
+            sandbox = await self.service.set_end(caller, sandbox_id, timeout_s=body.timeout_seconds, only_extend=body.only_extend)
+        return self._one(200, sandbox)
+
+    async def events(
+        self,
+        caller: Who,
+        sandbox_id: SandboxPath,
+        after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only those with a larger `seq`")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        """Its history, oldest first."""
+        with _about(sandbox_id):
+            found = await self.service.events(caller, sandbox_id, after=after, limit=limit)
+        next_after = found[-1].seq if found else after
+        return respond(200, {"items": [answers.event(one) for one in found], "nextAfter": next_after})
+
+    async def logs(self, caller: Who, sandbox_id: SandboxPath) -> Response:
+        """The guest's console as text, as far as its host still has it."""
+        with _about(sandbox_id):
+            raw = await self.service.logs(caller, sandbox_id)
+        return response_of(Answer(200, raw.decode("utf-8", "replace").encode(), content_type=TEXT))

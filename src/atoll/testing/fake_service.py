@@ -1,0 +1,372 @@
+"""`Service` in memory: what the API's tests, and any client's, run against when they need no hosts.
+
+It keeps the promises of `control/service.py`: teams see their own things only, request ids are idempotent per team, lists have pages,
+ends are observed when somebody looks. What it does not have is hosts: a sandbox is ready as soon as it is accepted, unless `gate` is
+closed. `fail_next` makes the next create fail the way the real one does, with nothing left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from atoll.base.errors import AtollError, Code, Refused
+from atoll.base.ids import ClientId, HostId, PlacementId, Prefix, SandboxId, TeamId, TemplateId, new_id
+from atoll.base.secret import Secret
+from atoll.base.units import Vector
+from atoll.control.service import Caller, EventRecord, HostView, NewKey, Page, Query
+from atoll.domain.command import digest
+from atoll.domain.host import Admin, Host, health
+from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Sandbox, State
+from atoll.domain.template import Template
+from atoll.domain.tenancy import Client, Role, Team, key_digest
+from atoll.planning.resolve import CLASSES, CreateRequest, resolve
+
+VISIBLE: Final = LIVING - STARTING - {State.RELEASING}
+BASE: Final = Template(
+    id=TemplateId("tpl_basebasebasebasebase"),
+    team_id=None,
+    name="base",
+    aliases=("base",),
+    public=True,
+    build_id="0b5c1c5e-3c0e-4f53-9b7e-6d2f9f1f0a01",
+    image="sha256:" + "ab" * 32,
+    cpu_millis=1000,
+    memory_mib=512,
+    disk_mib=2048,
+    default_user="user",
+    default_workdir=None,
+    created_at=1_700_000_000.0,
+    updated_at=1_700_000_100.0,
+)
+
+
+@dataclass
+class FakeService:
+    """See the module. `now` is wall time; tests move it."""
+
+    now: Callable[[], float]
+    seed: int = 0
+    templates_known: list[Template] = field(default_factory=lambda: [BASE])
+    console: bytes = b"guest is up\n"
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fail_next: AtollError | None = None
+        self.requests: list[CreateRequest] = []
+        """Every create that was asked for, as the API understood it."""
+        self._teams: dict[str, Team] = {}
+        self._clients: dict[str, Client] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._secured: dict[str, bool] = {}
+        self._events: list[EventRecord] = []
+        self.host_view = self._make_host()
+
+    def dice(self, count: int) -> bytes:
+        """Seeded chance, so that two runs are the same."""
+        return self._random.randbytes(count)
+
+    def add_team(self, name: str, *, role: Role = Role.MEMBER, max_sandboxes: int = 1000) -> tuple[Team, str]:
+        """A team and a key of it."""
+        team = Team(TeamId(new_id(Prefix.TEAM, self.dice)), name, max_sandboxes=max_sandboxes, max_records=10_000, requests_per_s=10_000.0)
+        self._teams[team.id] = team
+        return team, self._add_key(team, f"first of {name}", role).key.reveal()
+
+    def end(self, sandbox_id: str, *, state: State = State.RELEASED, reason: str = "GUEST_EXITED") -> None:
+        """What a host would report: it is gone."""
+        one = self._sandboxes[sandbox_id]
+        self._put(replace(one, state=state, reason=one.reason or reason, released_at=self.now()), f"sandbox.{state.value}")
+
+    def set_state(self, sandbox_id: str, state: State) -> None:
+        """Put it into a state that this release cannot reach through the API."""
+        self._put(replace(self._sandboxes[sandbox_id], state=state), f"sandbox.{state.value}")
+
+    # Service
+    async def authenticate(self, key: Secret) -> Caller:
+        wanted = key_digest(key.reveal())
+        for client in self._clients.values():
+            if client.key_digest == wanted and client.revoked_at is None:
+                return Caller(self._teams[client.team_id], client)
+        raise Refused(Code.UNAUTHENTICATED, "unknown key")
+
+    async def create(self, caller: Caller, request: CreateRequest) -> Sandbox:
+        self.requests.append(request)
+        body_digest = _request_digest(request)
+        earlier = self._earlier(caller, request, body_digest)
+        if earlier is not None:
+            return earlier
+        if self.fail_next is not None:
+            failure, self.fail_next = self.fail_next, None
+            raise failure
+        policy = CLASSES.get(request.class_name or "default")
+        if policy is None:
+            raise Refused(Code.INVALID_REQUEST, f"there is no class {request.class_name!r}")
+        template = await self.template(caller, request.template)
+        spec = resolve(request, template=template, policy=policy)
+        living = sum(one.state in LIVING for one in self._of(caller))
+        if living >= caller.team.max_sandboxes:
+            raise Refused(Code.TEAM_SANDBOX_QUOTA, f"the team has {living} sandboxes and may have {caller.team.max_sandboxes}")
+        at = self.now()
+        sandbox = Sandbox(
+            id=SandboxId(new_id(Prefix.SANDBOX, self.dice)),
+            revision=1,
+            team_id=caller.team.id,
+            client_id=caller.client.id,
+            state=State.PENDING,
+            spec=spec,
+            generation=1,
+            created_at=at,
+            end_at=at + spec.timeout_s,
+            end_revision=1,
+            request_id=request.request_id,
+            request_digest=body_digest,
+            alias=template.aliases[0] if template.aliases else None,
+            metadata=dict(request.metadata),
+        )
+        self._secured[sandbox.id] = request.secured
+        self._put(sandbox, "sandbox.accepted")
+        if not request.wait:
+            return self._sandboxes[sandbox.id]
+        return await self._make_ready(sandbox.id)
+
+    async def _make_ready(self, sandbox_id: str) -> Sandbox:
+        await self.gate.wait()
+        one = self._sandboxes[sandbox_id]
+        at = self.now()
+        ready = replace(
+            one,
+            state=State.READY,
+            started_at=at,
+            end_at=at + one.spec.timeout_s,
+            host_id=self.host_view.host.id,
+            placement_id=PlacementId(new_id(Prefix.PLACEMENT, self.dice)),
+        )
+        return self._put(ready, "sandbox.ready")
+
+    def _earlier(self, caller: Caller, request: CreateRequest, body_digest: str) -> Sandbox | None:
+        if request.request_id is None:
+            return None
+        for one in self._of(caller):
+            if one.request_id == request.request_id:
+                if one.request_digest != body_digest:
+                    raise Refused(Code.REQUEST_MISMATCH, "this request id was used with another body")
+                if one.state in STARTING:
+                    raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running")
+                return one
+        return None
+
+    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False) -> Sandbox:
+        one = self._find(caller, sandbox_id)
+        if not ended and one.state not in VISIBLE:
+            raise _missing(sandbox_id)
+        return one
+
+    async def find(self, caller: Caller, query: Query) -> Page[Sandbox]:
+        mine = self._of(caller)
+        scope = {"visible": VISIBLE, "living": LIVING, "all": frozenset(State)}[query.scope]
+        found = sorted((one for one in mine if one.state in scope and _matches(one, query)), key=_order, reverse=not query.ascending)
+        if query.cursor is not None:
+            last = _read_cursor(query.cursor)
+            found = [one for one in found if (_order(one) > last if query.ascending else _order(one) < last)]
+        items = found[: query.limit]
+        more = len(found) > query.limit
+        running = sum(one.state is State.READY for one in mine)
+        return Page(items, _cursor(items[-1]) if more else None, running)
+
+    async def release(self, caller: Caller, sandbox_id: str, *, reason: str = "RELEASE_REQUESTED") -> Sandbox:
+        one = self._find(caller, sandbox_id)
+        if one.state is State.RELEASING or one.state in TERMINAL:
+            raise _missing(sandbox_id)
+        return self._put(replace(one, state=State.RELEASING, reason=reason, release_requested_at=self.now()), "sandbox.releasing")
+
+    async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
+        one = await self.get(caller, sandbox_id)
+        longest = CLASSES[one.spec.class_name].timeout_s_max
+        if timeout_s > longest:
+            raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {longest} s")
+        if timeout_s <= 0 and not only_extend:
+            return await self.release(caller, sandbox_id, reason="END_REACHED")
+        end_at = self.now() + timeout_s
+        if only_extend and one.end_at is not None:
+            end_at = max(end_at, one.end_at)
+        if end_at == one.end_at:
+            return one
+        return self._put(replace(one, end_at=end_at, end_revision=one.end_revision + 1), "sandbox.end_moved")
+
+    async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> Sequence[EventRecord]:
+        self._find(caller, sandbox_id)
+        return [event for event in self._events if event.sandbox_id == sandbox_id and event.seq > after][:limit]
+
+    async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
+        self._find(caller, sandbox_id)
+        return self.console
+
+    async def templates(self, caller: Caller) -> Sequence[Template]:
+        return [one for one in self.templates_known if one.team_id in (None, caller.team.id) or one.public]
+
+    async def template(self, caller: Caller, reference: str) -> Template:
+        name, colon, tag = reference.partition(":")
+        if colon and not tag:
+            raise Refused(Code.INVALID_REQUEST, "the tag is empty")
+        for one in await self.templates(caller):
+            if name in (one.id, one.name, *one.aliases) and tag in ("", "default"):
+                return one
+        raise Refused(Code.TEMPLATE_NOT_FOUND, f"template {reference[:80]!r} was not found")
+
+    async def hosts(self, caller: Caller) -> Sequence[HostView]:
+        if not caller.operator:
+            raise Refused(Code.FORBIDDEN, "hosts are the operator's")
+        held = [one for one in self._sandboxes.values() if one.state in LIVING]
+        used = sum((one.spec.vector() for one in held), Vector())
+        host = replace(self.host_view.host, seen_at=self.now())
+        return [HostView(host, health(host, now=self.now()), used, len(held))]
+
+    async def host(self, caller: Caller, host_id: str) -> HostView:
+        for view in await self.hosts(caller):
+            if host_id in (view.host.id, view.host.name):
+                return view
+        raise Refused(Code.HOST_NOT_FOUND, f"host {host_id[:80]!r} was not found")
+
+    async def keys(self, caller: Caller) -> Sequence[Client]:
+        return [one for one in self._clients.values() if one.team_id == caller.team.id]
+
+    async def create_key(self, caller: Caller, *, name: str, role: Role = Role.MEMBER, team: str | None = None) -> NewKey:
+        if not caller.operator and (role is Role.OPERATOR or team not in (None, caller.team.name, caller.team.id)):
+            raise Refused(Code.FORBIDDEN, "only operators give that")
+        owner = caller.team
+        if team is not None:
+            named = [one for one in self._teams.values() if team in (one.id, one.name)]
+            owner = named[0] if named else self.add_team(team)[0]
+        return self._add_key(owner, name, role)
+
+    async def revoke_key(self, caller: Caller, client_id: str) -> Client:
+        client = self._clients.get(client_id)
+        if client is None or client.team_id != caller.team.id or client.revoked_at is not None:
+            raise Refused(Code.KEY_NOT_FOUND, f"key {client_id[:80]!r} was not found")
+        revoked = replace(client, revoked_at=self.now())
+        self._clients[client.id] = revoked
+        return revoked
+
+    def access_token(self, sandbox: Sandbox) -> str | None:
+        if not self._secured[sandbox.id]:
+            return None
+        return hashlib.sha256(f"access {sandbox.id}".encode()).hexdigest()
+
+    def traffic_token(self, sandbox: Sandbox) -> str | None:
+        if sandbox.spec.network.public_traffic:
+            return None
+        return hashlib.sha256(f"traffic {sandbox.id}".encode()).hexdigest()
+
+    def _find(self, caller: Caller, sandbox_id: str) -> Sandbox:
+        one = self._sandboxes.get(sandbox_id)
+        if one is None or one.team_id != caller.team.id:
+            raise _missing(sandbox_id)
+        return self._looked_at(one)
+
+    def _of(self, caller: Caller) -> list[Sandbox]:
+        return [self._looked_at(one) for one in list(self._sandboxes.values()) if one.team_id == caller.team.id]
+
+    def _looked_at(self, one: Sandbox) -> Sandbox:
+        if one.state in VISIBLE and one.end_at is not None and one.end_at <= self.now():
+            return self._put(replace(one, state=State.RELEASED, reason="END_REACHED", released_at=one.end_at), "sandbox.released")
+        return one
+
+    def _put(self, sandbox: Sandbox, event: str, data: Mapping[str, str | int | float | None] | None = None) -> Sandbox:
+        before = self._sandboxes.get(sandbox.id)
+        stored = replace(sandbox, revision=1 if before is None else before.revision + 1)
+        self._sandboxes[sandbox.id] = stored
+        self._events.append(
+            EventRecord(
+                seq=len(self._events) + 1,
+                id=new_id(Prefix.EVENT, self.dice),
+                at=self.now(),
+                type=event,
+                sandbox_id=sandbox.id,
+                team_id=sandbox.team_id,
+                generation=sandbox.generation,
+                state=sandbox.state.value,
+                reason=sandbox.reason,
+                data=data or {},
+            )
+        )
+        return stored
+
+    def _add_key(self, team: Team, name: str, role: Role) -> NewKey:
+        key = "e2b_" + self.dice(20).hex()
+        client = Client(
+            id=ClientId(new_id(Prefix.CLIENT, self.dice)),
+            team_id=team.id,
+            name=name,
+            role=role,
+            key_digest=key_digest(key),
+            key_hint=key[-4:],
+            created_at=self.now(),
+        )
+        self._clients[client.id] = client
+        return NewKey(client, Secret(key))
+
+    def _make_host(self) -> HostView:
+        host = Host(
+            id=HostId(new_id(Prefix.HOST, self.dice)),
+            revision=1,
+            name="local",
+            admin=Admin.ACTIVE,
+            capacity=Vector(32_000, 16_384, 200_000, 256),
+            arch="x86_64",
+            region="local",
+            isolations=frozenset({"gvisor", "shared-kernel"}),
+            agent_version="0.1.0",
+            facts={"kernel": "test"},
+        )
+        return HostView(host, health(host, now=self.now()), Vector(), 0)
+
+
+def _missing(sandbox_id: str) -> Refused:
+    return Refused(Code.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id[:80]!r} was not found")
+
+
+def _request_digest(request: CreateRequest) -> str:
+    network = request.network
+    content: dict[str, object] = {
+        "template": request.template, "timeout_s": request.timeout_s, "class": request.class_name,
+        "metadata": dict(request.metadata), "env": dict(request.env), "cpu": request.cpu_millis, "memory": request.memory_mib,
+        "disk": request.disk_mib, "secured": request.secured, "require_host": request.require_host,
+        "network": [
+            network.internet, list(network.allow_out), list(network.deny_out), network.public_traffic, network.mask_request_host,
+        ],
+    }  # fmt: skip
+    return digest(content)
+
+
+def _matches(one: Sandbox, query: Query) -> bool:
+    started = one.started_at if one.started_at is not None else one.created_at
+    return (
+        (not query.states or one.state in query.states)
+        and all(one.metadata.get(name) == value for name, value in (query.metadata or {}).items())
+        and query.template in (None, one.spec.template_id, one.alias)
+        and (query.started_after is None or started >= query.started_after)
+    )
+
+
+def _order(one: Sandbox) -> tuple[float, str]:
+    return (one.started_at if one.started_at is not None else one.created_at, one.id)
+
+
+def _cursor(one: Sandbox) -> str:
+    at, given = _order(one)
+    return base64.urlsafe_b64encode(f"{at!r}__{given}".encode()).decode()
+
+
+def _read_cursor(cursor: str) -> tuple[float, str]:
+    try:
+        at, _, given = base64.urlsafe_b64decode(cursor.encode()).decode().partition("__")
+        return float(at), given
+    except ValueError as error:
+        raise Refused(Code.INVALID_REQUEST, "the cursor is not one of ours") from error
