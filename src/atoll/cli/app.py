@@ -1,0 +1,42 @@
+"""The tree of commands. `programs.main` adds those that start and stop things."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from atoll.base.errors import AtollError
+from atoll.cli import host, key, output, sandbox, template
+
+
+class Root(TyperGroup):
+    """Turns Atoll's errors into messages and exit codes, for every command below."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AtollError as error:
+            output.show_error(error, as_json=bool(ctx.meta.get(output.JSON_KEY)))
+            raise typer.Exit(int(output.exit_code(error))) from error
+        except KeyboardInterrupt as interruption:
+            raise typer.Exit(130) from interruption
+
+
+def build() -> typer.Typer:
+    """The client's commands, ready for more."""
+    app = typer.Typer(
+        name="atoll",
+        cls=Root,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Sandboxes on your own machines: isolated Linux guests that start in milliseconds and speak the E2B API.",
+    )
+    app.add_typer(sandbox.app, name="sandbox")
+    app.add_typer(template.app, name="template")
+    app.add_typer(host.app, name="host")
+    app.add_typer(key.app, name="key")
+    return app

@@ -1,0 +1,142 @@
+"""What all commands share: tables for people, exactly one JSON document on standard output for scripts, and exit codes.
+
+With --json a failure is a document too: `{"error": {"code", "message", "hint"}}`. Messages for people go to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from atoll.base.errors import AtollError, Code, Unavailable
+
+JSON_KEY: Final = "atoll.json"
+_NOT_FOUND: Final = frozenset({Code.SANDBOX_NOT_FOUND, Code.TEMPLATE_NOT_FOUND, Code.HOST_NOT_FOUND, Code.KEY_NOT_FOUND})
+_USAGE: Final = frozenset({Code.INVALID_REQUEST})
+
+
+class Exit(IntEnum):
+    """What scripts test for. `exec` and `shell` pass on the command's own status instead."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNAVAILABLE = 4
+
+
+def _remember_json(context: typer.Context, value: bool) -> bool:
+    context.meta[JSON_KEY] = value
+    return value
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.", callback=_remember_json, is_eager=True)]
+
+
+def exit_code(error: AtollError) -> Exit:
+    """The status for an error."""
+    if error.code in _NOT_FOUND:
+        return Exit.NOT_FOUND
+    if isinstance(error, Unavailable) or error.code is Code.NOT_RUNNING:
+        return Exit.UNAVAILABLE
+    return Exit.USAGE if error.code in _USAGE else Exit.FAILED
+
+
+def show_error(error: AtollError, *, as_json: bool) -> None:
+    """Say what went wrong and what to do."""
+    if as_json:
+        document({"error": {"code": str(error.code), "message": error.message, "hint": error.hint}})
+        return
+    print(f"error: {error.message} [{error.code}]", file=sys.stderr)
+    if error.hint:
+        print(f"       {error.hint}", file=sys.stderr)
+
+
+def document(value: Any) -> None:
+    """The JSON document."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def table(columns: Sequence[tuple[str, Callable[[dict[str, Any]], Any]]], rows: Sequence[dict[str, Any]], *, empty: str) -> None:
+    """A table for people; `empty` instead where there are no rows."""
+    if not rows:
+        print(empty)
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for title, _ in columns:
+        shown.add_column(title, no_wrap=title in {"ID", "STATE", "HOST"}, overflow="fold")
+    for row in rows:
+        shown.add_row(*[_cell(read(row)) for _, read in columns])
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # A pipe has no width: what reads it wants whole lines.
+        console.width = 1000
+    console.print(shown)
+
+
+def fields(pairs: Sequence[tuple[str, Any]]) -> None:
+    """One object for people: a line a field, those without a value left out."""
+    wanted = [(name, value) for name, value in pairs if value not in (None, "", [], {})]
+    width = max((len(name) for name, _ in wanted), default=0)
+    for name, value in wanted:
+        print(f"{name:<{width}}  {_plain(value)}")
+
+
+def _cell(value: Any) -> Any:
+    from rich.text import Text
+
+    return Text(_plain(value))
+
+
+def _plain(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={inner}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    # What a tenant wrote must not steer the operator's terminal.
+    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in str(value))
+
+
+def moment(value: Any) -> str | None:
+    """A time of the API (RFC 3339 or seconds) in this machine's zone."""
+    at = seconds(value)
+    return None if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def age(value: Any, *, now: float | None = None) -> str | None:
+    """How long ago, or until then, in one unit."""
+    at = seconds(value)
+    if at is None:
+        return None
+    distance = (now if now is not None else time.time()) - at
+    prefix, distance = ("in ", -distance) if distance < 0 else ("", distance)
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if distance >= 2 * size:
+            return f"{prefix}{distance / size:.0f}{unit}"
+    return f"{prefix}{distance:.0f}s"
+
+
+def seconds(value: Any) -> float | None:
+    """A time of the API as seconds since 1970; None where there is none."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(str(value)).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,341 @@
+"""`atoll sandbox`: make, see, use and end sandboxes."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.base.errors import AtollError, Code, Refused, Unavailable
+from atoll.cli import arguments, completion, output
+from atoll.cli.output import JsonOption
+from atoll.cli.session import session
+
+if TYPE_CHECKING:
+    from atoll.client.api import Api
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, see, use and end sandboxes.")
+
+SandboxArgument = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id of the sandbox.", autocompletion=completion.sandboxes)]
+UserOption = Annotated[str | None, typer.Option("--user", "-u", help="User inside; otherwise the template's.")]
+ENDED = frozenset({"released", "failed"})
+
+
+@app.command("create")
+def create(  # noqa: PLR0913, PLR0917 - a command has as many options as it needs
+    template: Annotated[str, typer.Option("--template", "-t", help="Name or id.", autocompletion=completion.templates)] = "base",
+    timeout: Annotated[str, typer.Option(help="It ends by itself after this: 90s, 5m, 2h.")] = "5m",
+    cpu: Annotated[str | None, typer.Option(help="Cores (2, 0.5) or millicores (250m); otherwise the template's.")] = None,
+    memory: Annotated[str | None, typer.Option(help="512M, 2G; otherwise the template's.")] = None,
+    disk: Annotated[str | None, typer.Option(help="2G; otherwise the template's. Fixed at creation.")] = None,
+    class_name: Annotated[str | None, typer.Option("--class", help="Operator's class: default, shared-kernel.")] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for every process inside.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option("--metadata", "-m", help="NAME=VALUE to find it by.")] = None,
+    no_internet: Annotated[bool, typer.Option("--no-internet", help="No way out of the sandbox.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Answer when it is accepted, not when it is ready.")] = False,
+    request_id: Annotated[str | None, typer.Option(help="Repeating a create with the same id gives the same sandbox.")] = None,
+    shell: Annotated[bool, typer.Option("--shell", help="Open a terminal in it at once.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a sandbox and print its id."""
+    size: dict[str, int] = {}
+    if cpu is not None:
+        size["cpuMillis"] = arguments.cpu_millis(cpu)
+    if memory is not None:
+        size["memoryMib"] = arguments.size_mib(memory)
+    if disk is not None:
+        size["diskMib"] = arguments.size_mib(disk)
+    if shell and no_wait:
+        raise typer.BadParameter("--shell needs a sandbox that is ready; leave --no-wait out")
+    with session() as api:
+        made = api.create_sandbox(
+            request_id=request_id or f"cli-{secrets.token_hex(12)}",
+            template=template,
+            timeout_s=arguments.duration_s(timeout),
+            class_name=class_name,
+            size=size,
+            metadata=arguments.pairs(metadata, what="metadata"),
+            env=arguments.pairs(env, what="environment variable"),
+            internet=False if no_internet else None,
+            wait=not no_wait,
+        )
+        if as_json:
+            output.document(made)
+        else:
+            print(made["id"], flush=True)
+        if shell:
+            _open_shell(api, made, user=None, cwd=None, command=None)
+
+
+@app.command("list")
+def list_sandboxes(
+    state: Annotated[list[str] | None, typer.Option("--state", "-s", help="Only in this state (ready, paused...); may be repeated.")] = None,
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Ended ones too.")] = False,
+    metadata: Annotated[list[str] | None, typer.Option("--metadata", "-m", help="Only with this NAME=VALUE.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only ids, one a line.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the team's sandboxes, newest first."""
+    with session() as api:
+        found = api.sandboxes(states=state, ended=ended, metadata=arguments.pairs(metadata, what="metadata"), limit=limit)
+    if as_json:
+        output.document({"items": found})
+        return
+    if quiet:
+        for item in found:
+            print(item["id"])
+        return
+    output.table(
+        [
+            ("ID", lambda item: item.get("id")),
+            ("STATE", lambda item: item.get("state")),
+            ("TEMPLATE", lambda item: (item.get("template") or {}).get("name")),
+            ("CPU", lambda item: _of_size(item, "cpuMillis", 1000, "")),
+            ("MEMORY", lambda item: _of_size(item, "memoryMib", 1, " MiB")),
+            ("AGE", lambda item: output.age(item.get("createdAt"))),
+            ("ENDS", lambda item: output.age(item.get("endAt")) if item.get("state") not in ENDED else item.get("reason")),
+            ("METADATA", lambda item: item.get("metadata")),
+        ],
+        found,
+        empty="No sandboxes.",
+    )
+
+
+@app.command("get")
+def get(sandbox: SandboxArgument, as_json: JsonOption = False) -> None:
+    """Show one sandbox, in whatever state it is."""
+    with session() as api:
+        found = api.sandbox(sandbox)
+    if as_json:
+        output.document(found)
+        return
+    output.fields(
+        [
+            ("id", found.get("id")),
+            ("state", found.get("state")),
+            ("reason", found.get("reason")),
+            ("detail", found.get("detail")),
+            ("conditions", found.get("conditions")),
+            ("template", (found.get("template") or {}).get("name")),
+            ("class", found.get("class")),
+            ("isolation", found.get("isolation")),
+            ("size", found.get("size")),
+            ("host", (found.get("placement") or {}).get("hostId")),
+            ("generation", found.get("generation")),
+            ("created", output.moment(found.get("createdAt"))),
+            ("ready", output.moment(found.get("startedAt"))),
+            ("ends", output.moment(found.get("endAt"))),
+            ("released", output.moment(found.get("releasedAt"))),
+            ("metadata", found.get("metadata")),
+        ]
+    )
+
+
+@app.command("exec", context_settings={"allow_interspersed_args": False})
+def execute(
+    sandbox: SandboxArgument,
+    command: Annotated[list[str], typer.Argument(help="Program and arguments, as they are: no shell reads them.")],
+    user: UserOption = None,
+    cwd: Annotated[str | None, typer.Option("--cwd", "-w", help="Directory inside.")] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for this command.")] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Give it this command's standard input.")] = False,
+    timeout: Annotated[str | None, typer.Option(help="Kill it after this: 90s, 5m.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a command in a sandbox and exit with its status. Options come before SANDBOX."""
+    from atoll.cli import execution
+
+    with session() as api, api.guest(_running(api, sandbox)) as guest:
+        code = execution.run(
+            guest,
+            command,
+            execution.Options(
+                user=user,
+                cwd=cwd,
+                env=arguments.pairs(env, what="environment variable"),
+                stdin=stdin,
+                timeout_s=arguments.duration_s(timeout) if timeout else None,
+                as_json=as_json,
+            ),
+        )
+    raise typer.Exit(code)
+
+
+@app.command("shell", context_settings={"allow_interspersed_args": False})
+def shell(
+    sandbox: SandboxArgument,
+    command: Annotated[list[str] | None, typer.Argument(help="Instead of a login shell.")] = None,
+    user: UserOption = None,
+    cwd: Annotated[str | None, typer.Option("--cwd", "-w", help="Directory inside.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Open a terminal in a sandbox; exit with the shell's status. Options come before SANDBOX."""
+    with session() as api:
+        code = _open_shell(api, _running(api, sandbox), user=user, cwd=cwd, command=command)
+    if as_json:
+        output.document({"sandbox": sandbox, "exitCode": code})
+    raise typer.Exit(code)
+
+
+@app.command("cp")
+def copy(
+    source: Annotated[str, typer.Argument(help="A local path, or SANDBOX:PATH.")],
+    target: Annotated[str, typer.Argument(help="The other one. A directory, or a path ending in /, takes the source's name.")],
+    user: UserOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy files or directories into a sandbox or out of it."""
+    from atoll.cli import copying
+
+    source_sandbox, source_path = arguments.place(source)
+    target_sandbox, target_path = arguments.place(target)
+    if (source_sandbox is None) == (target_sandbox is None):
+        raise typer.BadParameter("exactly one of SOURCE and TARGET must be SANDBOX:PATH")
+    with session() as api, api.guest(_running(api, str(source_sandbox or target_sandbox))) as guest:
+        started = time.monotonic()
+        if target_sandbox is not None:
+            copied = copying.upload(guest, source_path, target_path, user=user, quiet=as_json)
+        else:
+            copied = copying.download(guest, source_path, target_path, user=user, quiet=as_json)
+    elapsed_s = time.monotonic() - started
+    if as_json:
+        output.document({"source": source, "target": copied.target, "bytes": copied.size_bytes, "elapsedMs": round(elapsed_s * 1000)})
+        return
+    typer.echo(f"{copied.size_bytes} bytes to {copied.target} in {elapsed_s:.2f} s", err=True)
+
+
+@app.command("logs")
+def logs(sandbox: SandboxArgument, as_json: JsonOption = False) -> None:
+    """Print the guest's console, as far as its host still has it."""
+    with session() as api:
+        text = api.logs(sandbox)
+    if as_json:
+        output.document({"sandbox": sandbox, "logs": text})
+        return
+    sys.stdout.write(text if not text or text.endswith("\n") else text + "\n")
+
+
+@app.command("events")
+def events(
+    sandbox: SandboxArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a sandbox's history. With --follow and --json, one document a line."""
+    with session() as api:
+        seen = _all_events(api, sandbox, after=0)
+        if not follow:
+            if as_json:
+                output.document({"items": seen})
+                return
+            output.table(
+                [
+                    ("AT", lambda item: output.moment(item.get("at"))),
+                    ("EVENT", lambda item: item.get("type")),
+                    ("STATE", lambda item: item.get("state")),
+                    ("GENERATION", lambda item: item.get("generation")),
+                    ("REASON", lambda item: item.get("reason")),
+                    ("DATA", lambda item: item.get("data")),
+                ],
+                seen,
+                empty="No events.",
+            )
+            return
+        _follow(api, sandbox, seen, as_json=as_json)
+
+
+def _all_events(api: Api, sandbox: str, *, after: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while page := api.events(sandbox, after=after):
+        found += page
+        after = int(page[-1]["seq"])
+    return found
+
+
+def _follow(api: Api, sandbox: str, seen: list[dict[str, Any]], *, as_json: bool) -> None:
+    import json
+
+    after = 0
+    while True:
+        for item in seen:
+            after = int(item["seq"])
+            if as_json:
+                print(json.dumps(item, ensure_ascii=False), flush=True)
+            else:
+                print(f"{output.moment(item.get('at'))}  {item.get('type')}  {item.get('reason') or ''}".rstrip(), flush=True)
+            if item.get("state") in ENDED:
+                return
+        time.sleep(0.5)
+        seen = _all_events(api, sandbox, after=after)
+
+
+@app.command("rm")
+def remove(
+    sandboxes: Annotated[list[str] | None, typer.Argument(metavar="SANDBOX...", help="Ids.", autocompletion=completion.sandboxes)] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every sandbox of the team.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when they are seen gone from their host.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """End sandboxes, in whatever state they are."""
+    if bool(sandboxes) == every:
+        raise typer.BadParameter("name sandboxes, or --all for every one")
+    done: list[dict[str, Any]] = []
+    worst: AtollError | None = None
+    with session() as api:
+        ids = [str(item["id"]) for item in api.sandboxes()] if every else list(sandboxes or [])
+        for sandbox_id in ids:
+            try:
+                api.release(sandbox_id)
+                done.append({"id": sandbox_id, "released": True})
+            except AtollError as error:
+                if every and error.code is Code.SANDBOX_NOT_FOUND:
+                    continue  # it ended by itself in between
+                worst = error
+                done.append({"id": sandbox_id, "released": False, "error": {"code": error.code, "message": error.message, "hint": error.hint}})
+        if wait:
+            _wait_gone(api, [item["id"] for item in done if item["released"]])
+    if as_json:
+        output.document({"items": done})
+    else:
+        for item in done:
+            if item["released"]:
+                print(item["id"])
+            else:
+                print(f"error: {item['error']['message']} [{item['error']['code']}]", file=sys.stderr)
+    if worst is not None:
+        raise typer.Exit(int(output.exit_code(worst)))
+
+
+def _wait_gone(api: Api, ids: list[str], *, patience_s: float = 120.0) -> None:
+    deadline = time.monotonic() + patience_s
+    for sandbox_id in ids:
+        while api.sandbox(sandbox_id).get("state") not in ENDED:
+            if time.monotonic() > deadline:
+                raise Unavailable(Code.CLEANUP_FAILED, f"{sandbox_id} is still not gone", hint=f"`atoll sandbox events {sandbox_id}` says why.")
+            time.sleep(0.05)
+
+
+def _running(api: Api, sandbox_id: str) -> dict[str, Any]:
+    found = api.sandbox(sandbox_id)
+    state = str(found.get("state"))
+    if state in ENDED or state == "releasing":
+        raise Refused(Code.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id} has ended ({found.get('reason') or state})")
+    if state != "ready":
+        raise Refused(Code.ILLEGAL_STATE, f"sandbox {sandbox_id} is {state}, not ready")
+    return found
+
+
+def _open_shell(api: Api, found: dict[str, Any], *, user: str | None, cwd: str | None, command: list[str] | None) -> int:
+    from atoll.cli import terminal
+
+    with api.guest(found) as guest:
+        return terminal.run(guest, command or ["/bin/bash", "-i", "-l"], user=user, cwd=cwd)
+
+
+def _of_size(item: dict[str, Any], name: str, divisor: int, unit: str) -> str | None:
+    amount = (item.get("size") or {}).get(name)
+    return None if amount is None else f"{amount / divisor:g}{unit}"

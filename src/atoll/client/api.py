@@ -1,0 +1,214 @@
+"""Control's `/v1`, synchronous. Answers are the API's own JSON, unchanged: what a script reads is what the API documents.
+
+*Errors* of every call: those of `failures.of_control`; Unavailable CONTROL_UNAVAILABLE when nothing was sent, OutcomeUnknown when a change
+was sent and no answer came. Reads are repeated once when the connection broke; changes never are (create is idempotent by its request id,
+and its caller decides).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self, cast
+from urllib.parse import quote, urlencode
+
+import httpx
+
+from atoll.base.errors import Code, Unavailable
+from atoll.client import failures
+from atoll.client.guest import Guest
+from atoll.client.target import Target
+
+Json = dict[str, Any]
+CONNECT_S: Final = 5.0
+READ_S: Final = 90.0
+"""Longer than a create's patience (50 s): control answers first."""
+PAGE: Final = 100
+
+
+class Api:
+    """One key's view of one Atoll."""
+
+    def __init__(self, target: Target, *, timeout_s: float = READ_S, transport: httpx.BaseTransport | None = None) -> None:
+        self._target = target
+        self._http = httpx.Client(
+            base_url=target.url,
+            headers={"X-API-KEY": target.key.reveal(), "User-Agent": "atoll-cli"},
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
+            transport=transport,
+            # A proxy for the outside world has no business between us and our own machine, unless the target is elsewhere.
+            trust_env=not target.url.startswith(("http://127.0.0.1", "http://localhost")),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the connections."""
+        self._http.close()
+
+    @property
+    def target(self) -> Target:
+        return self._target
+
+    # sandboxes
+    def create_sandbox(  # noqa: PLR0913 - what one may ask of a sandbox is this much
+        self,
+        *,
+        request_id: str,
+        template: str = "base",
+        timeout_s: int = 300,
+        class_name: str | None = None,
+        size: Mapping[str, int] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        internet: bool | None = None,
+        wait: bool = True,
+    ) -> Json:
+        """Create a sandbox. *Idempotency*: the same `request_id` and content give the same sandbox. *Units*: size in cpuMillis, memoryMib, diskMib."""
+        body: Json = {"clientRequestId": request_id, "template": template, "timeoutSeconds": timeout_s, "wait": wait}
+        if class_name is not None:
+            body["class"] = class_name
+        if size:
+            body["size"] = dict(size)
+        if metadata:
+            body["metadata"] = dict(metadata)
+        if env:
+            body["env"] = dict(env)
+        if internet is not None:
+            body["network"] = {"internet": internet}
+        return self._call("POST", "/v1/sandboxes", json=body)
+
+    def sandboxes(
+        self,
+        *,
+        states: list[str] | None = None,
+        ended: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        limit: int | None = None,
+    ) -> list[Json]:
+        """The team's sandboxes, newest first, over as many pages as it takes; at most `limit`. `ended`: those whose end is on record, too."""
+        parameters: dict[str, str] = {}
+        if states:
+            parameters["state"] = ",".join(states)
+        if ended:
+            parameters["scope"] = "all"
+        if metadata:
+            parameters["metadata"] = urlencode(metadata)
+        found: list[Json] = []
+        for item in self._pages("/v1/sandboxes", parameters):
+            found.append(item)
+            if limit is not None and len(found) >= limit:
+                break
+        return found
+
+    def sandbox(self, sandbox_id: str) -> Json:
+        """One sandbox, in whatever state, with its access token while it lives."""
+        return self._call("GET", f"/v1/sandboxes/{_path(sandbox_id)}")
+
+    def release(self, sandbox_id: str) -> Json:
+        """End it; returns when that is decided, not when it is gone."""
+        return self._call("DELETE", f"/v1/sandboxes/{_path(sandbox_id)}")
+
+    def set_end(self, sandbox_id: str, *, timeout_s: int, only_extend: bool = False) -> Json:
+        """Let it end `timeout_s` seconds from now."""
+        return self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/end", json={"timeoutSeconds": timeout_s, "onlyExtend": only_extend})
+
+    def events(self, sandbox_id: str, *, after: int = 0, limit: int = PAGE) -> list[Json]:
+        """Its history from `after` on."""
+        return _items(self._call("GET", f"/v1/sandboxes/{_path(sandbox_id)}/events", params={"after": str(after), "limit": str(limit)}))
+
+    def logs(self, sandbox_id: str) -> str:
+        """The guest's console, as far as its host has it."""
+        return self._send("GET", f"/v1/sandboxes/{_path(sandbox_id)}/logs").text
+
+    def guest(self, sandbox: Json) -> Guest:
+        """What is inside a sandbox, by an answer of `create_sandbox` or `sandbox`."""
+        return Guest(self._target.sandbox_url, str(sandbox["id"]), cast("str | None", sandbox.get("accessToken")))
+
+    # the rest
+    def templates(self) -> list[Json]:
+        """Templates that this key can use."""
+        return list(self._pages("/v1/templates", {}))
+
+    def hosts(self) -> list[Json]:
+        """Operators only."""
+        return list(self._pages("/v1/hosts", {}))
+
+    def host(self, reference: str) -> Json:
+        """By id or name; operators only."""
+        return self._call("GET", f"/v1/hosts/{_path(reference)}")
+
+    def keys(self) -> list[Json]:
+        """The team's keys, without the keys themselves."""
+        return list(self._pages("/v1/keys", {}))
+
+    def create_key(self, *, name: str, role: str = "member", team: str | None = None) -> Json:
+        """A new key; `secret` is in this answer and nowhere else."""
+        body = {"name": name, "role": role, **({"team": team} if team else {})}
+        return self._call("POST", "/v1/keys", json=body)
+
+    def revoke_key(self, key_id: str) -> Json:
+        """It is refused from now on."""
+        return self._call("DELETE", f"/v1/keys/{_path(key_id)}")
+
+    def whoami(self) -> Json:
+        """Team, name and role of this key."""
+        return self._call("GET", "/v1/whoami")
+
+    def status(self) -> Json:
+        """Control's own state."""
+        return self._call("GET", "/v1/status")
+
+    def _pages(self, path: str, parameters: dict[str, str]) -> Iterator[Json]:
+        cursor: str | None = None
+        while True:
+            page = self._call("GET", path, params={**parameters, "limit": str(PAGE), **({"cursor": cursor} if cursor else {})})
+            yield from _items(page)
+            following = page.get("nextCursor")
+            if not following or following == cursor:
+                return
+            cursor = str(following)
+
+    def _call(self, method: str, path: str, **options: Any) -> Json:
+        answer = self._send(method, path, **options)
+        if not answer.content:
+            return {}
+        try:
+            value = answer.json()
+        except ValueError as error:
+            raise Unavailable(
+                Code.CONTROL_UNAVAILABLE,
+                f"{self._target.url} does not answer as Atoll does",
+                hint=f"Something else may listen there; this address came from {self._target.source}.",
+            ) from error
+        return value if isinstance(value, dict) else {"items": value}
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        for attempt in (1, 2):
+            try:
+                answer = self._http.request(method, path, **options)
+                break
+            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+                raise failures.unreachable(self._target.url, error, sent=False) from error
+            except httpx.TransportError as error:
+                if method == "GET" and attempt == 1 and not isinstance(error, httpx.TimeoutException):
+                    continue
+                raise failures.unreachable(self._target.url, error, sent=method != "GET") from error
+        else:  # pragma: no cover - the loop ends by break or raise
+            raise AssertionError
+        if answer.is_success:
+            return answer
+        raise failures.of_control(answer.status_code, answer.content, retry_after=answer.headers.get("retry-after"))
+
+
+def _items(answer: Json) -> list[Json]:
+    items = answer.get("items")
+    return cast("list[Json]", items) if isinstance(items, list) else []
+
+
+def _path(text: str) -> str:
+    return quote(text, safe="")

@@ -1,0 +1,171 @@
+"""The commands that start, stop and look at an instance. What they do is in modules of their own, imported when they are used."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from atoll.base.errors import AtollError, Code, Refused
+from atoll.cli import output
+from atoll.cli.output import JsonOption
+from atoll.programs.layout import layout_of
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add them, those for people before those that only programs start."""
+    for name, function in (("up", up), ("down", down), ("status", status), ("env", env), ("doctor", doctor)):
+        app.command(name)(function)
+    agent = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The host's side, in the foreground.")
+    agent.command("run")(agent_run)
+    agent.command("join")(agent_join)
+    agent.command("doctor")(doctor)
+    app.add_typer(agent, name="agent", hidden=True)
+    app.command("control", hidden=True)(control)
+    app.command("supervise", hidden=True)(supervise)
+
+
+def up(
+    demo: Annotated[bool, typer.Option("--demo/--no-demo", help="Create a first sandbox and show what it says.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Start everything on this machine, detached, and run a first sandbox (root)."""
+    from atoll.programs import up as program
+    from atoll.programs.steps import Steps
+
+    steps = Steps(quiet=as_json)
+    try:
+        outcome = program.up(layout_of(), steps, with_demo=demo)
+    except AtollError as error:
+        raise _at_step(error, steps.failed) from error
+    if as_json:
+        output.document(asdict(outcome))
+
+
+def down(
+    keep_sandboxes: Annotated[bool, typer.Option("--keep-sandboxes", help="Stop only the programs; sandboxes go on until their end.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """End all sandboxes, stop everything, clean the machine (root). State stays in ATOLL_HOME."""
+    from atoll.programs import down as program
+    from atoll.programs.steps import Steps
+
+    steps = Steps(quiet=as_json)
+    try:
+        outcome = program.down(layout_of(), steps, keep_sandboxes=keep_sandboxes)
+    except AtollError as error:
+        raise _at_step(error, steps.failed) from error
+    if as_json:
+        output.document(asdict(outcome))
+
+
+def status(as_json: JsonOption = False) -> None:
+    """Show what runs, where, and whether it is well. Status 4 when something is not."""
+    from atoll.programs import status as program
+
+    seen = program.collect(layout_of())
+    if as_json:
+        output.document(seen)
+    else:
+        output.table(
+            [
+                ("NAME", lambda item: item["name"]),
+                ("PID", lambda item: item["pid"]),
+                ("ADDRESS", lambda item: item["address"]),
+                ("VERSION", lambda item: item["version"]),
+                ("HEALTH", lambda item: "well" if item["healthy"] else "not well"),
+                ("RESTARTS", lambda item: item["restarts"]),
+                ("DETAIL", lambda item: item["detail"]),
+            ],
+            seen["processes"],
+            empty="Nothing.",
+        )
+        print(f"\n{seen['install_id']} in {seen['home']}, API and sandboxes on {seen['url']}")
+    if not seen["healthy"]:
+        raise typer.Exit(int(output.Exit.UNAVAILABLE))
+
+
+def env(as_json: JsonOption = False) -> None:
+    """Print the export lines that SDKs and `atoll` need: eval "$(atoll env)"."""
+    from atoll.programs import export, instance
+
+    place = layout_of()
+    config = instance.load(place)
+    try:
+        values = export.variables(place, config)
+    except OSError as error:
+        raise Refused(
+            Code.FORBIDDEN, f"the operator key in {place.operator_key} is not readable: {error.strerror}", hint="Run it as root."
+        ) from error
+    if as_json:
+        output.document(values)
+    else:
+        print(export.lines(values))
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Check this machine and this instance: each check with its result and fix. Status 1 when one fails."""
+    from atoll.programs import doctor as program
+
+    report = program.examine(layout_of())
+    if as_json:
+        output.document(report)
+    else:
+        output.table(
+            [
+                ("CHECK", lambda item: item["id"]),
+                ("RESULT", lambda item: {"ok": "ok", "failed": "FAILED", "warning": "warning"}[item["result"]]),
+                ("DETAIL", lambda item: item["detail"]),
+                ("FIX", lambda item: item["fix"]),
+            ],
+            report["checks"],
+            empty="No checks.",
+        )
+        print(f"\nIsolation of this host: {', '.join(report['isolations']) or 'none'}")
+    if not report["ok"]:
+        raise typer.Exit(int(output.Exit.FAILED))
+
+
+def control(as_json: JsonOption = False) -> None:
+    """Run control in the foreground, as the supervisor does."""
+    from atoll.programs import control_main
+
+    del as_json  # its log is JSON in any case
+    control_main.main()
+
+
+def agent_run(as_json: JsonOption = False) -> None:
+    """Run the agent of this machine in the foreground, as the supervisor does (root)."""
+    from atoll.programs import agent_main
+
+    del as_json
+    agent_main.main()
+
+
+def agent_join(as_json: JsonOption = False) -> None:
+    """Enrol this machine with the token in ATOLL_HOME/agent/enroll.token, and end (root)."""
+    from atoll.programs import agent_main
+
+    host_id = agent_main.join(layout_of())
+    if as_json:
+        output.document({"hostId": host_id})
+    else:
+        print(host_id)
+
+
+def supervise(as_json: JsonOption = False) -> None:
+    """Run the supervisor in the foreground; `up` starts it detached."""
+    from atoll.programs import supervisor
+
+    del as_json
+    supervisor.main()
+
+
+def _at_step(error: AtollError, step: str | None) -> AtollError:
+    """The same error, saying at which step it came."""
+    if step is not None:
+        error.message = f"step `{step}` failed: {error.message}"
+        sys.stdout.flush()
+    return error

@@ -1,0 +1,139 @@
+"""Control's composition root: one process, uvicorn with uvloop and httptools on loopback, SQLite below ATOLL_HOME.
+
+Runs as the unprivileged user; everything that it needs is in `secrets/`, `control/` and `config.toml`. A database that another process
+holds, or that is broken, ends it with a line that says so: the supervisor tries again, slower each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from atoll.base.errors import AtollError, Code, Refused
+from atoll.programs import instance
+from atoll.programs.clock import SystemClock
+from atoll.programs.layout import Layout, cache_directory, layout_of
+from atoll.telemetry import events
+from atoll.telemetry.log import configure, get_logger
+
+if TYPE_CHECKING:
+    from atoll.control.compose import ControlSettings
+
+NAME: Final = "control"
+BACKLOG: Final = 2048
+KEEP_ALIVE_S: Final = 75
+GRACE_S: Final = 5
+
+log = get_logger()
+
+
+def settings(place: Layout, config: instance.Config) -> ControlSettings:
+    """What control is told. *Errors*: Refused SETUP_FAILED when a secret is missing or empty."""
+    from atoll.control.compose import ControlSettings
+
+    for name in instance.SECRETS:
+        _require_secret(place.secrets / name)
+    return ControlSettings(
+        database=place.database,
+        secrets=place.secrets,
+        artifacts=cache_directory() / "templates",
+        install_id=config.install_id,
+        domain=config.domain,
+        version=version("atoll"),
+        bootstrap=place.bootstrap,
+    )
+
+
+def _require_secret(path: Path) -> None:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise Refused(Code.SETUP_FAILED, f"{path} cannot be read: {error.strerror}", hint="Run `atoll up`, which makes what is missing.") from error
+    if not content.strip():
+        raise Refused(Code.SETUP_FAILED, f"{path} is empty", hint="Remove it and run `atoll up`.")
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    configure(NAME, os.environ.get("ATOLL_LOG_LEVEL", "info"))
+    place = layout_of()
+    try:
+        config = instance.load(place)
+        serve(place, config)
+    except AtollError as error:
+        log.error(events.PROCESS_FAILED, code=error.code, message=error.message, hint=error.hint)  # noqa: TRY400 - the message is all of it
+        sys.exit(1)
+
+
+def serve(place: Layout, config: instance.Config) -> None:
+    """Build it and run it."""
+    import uvicorn
+
+    from atoll.control.compose import Control
+
+    control = Control(settings(place, config), clock=SystemClock(), dice=os.urandom)
+    failure: list[BaseException] = []
+
+    @asynccontextmanager
+    async def lifespan(_app: Any) -> AsyncIterator[None]:
+        await control.start()
+        log.info(events.PROCESS_STARTED, pid=os.getpid(), port=config.control_port)
+        try:
+            yield
+        finally:
+            log.info(events.PROCESS_STOPPING)
+            await control.stop()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await control.app(scope, receive, send)
+            return
+        await _lifespan(lifespan(app), receive, send, failure)
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=config.control_port,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+    server.run()
+    if failure:
+        raise failure[0]
+    log.info(events.PROCESS_STOPPED)
+
+
+async def _lifespan(running: Any, receive: Any, send: Any, failure: list[BaseException]) -> None:
+    """The ASGI lifespan protocol around a context manager; a failed start is kept, so that it can be told as what it is."""
+    await receive()
+    try:
+        await running.__aenter__()
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a task boundary: it is raised again by `serve`
+        failure.append(error)
+        await send({"type": "lifespan.startup.failed", "message": str(error)})
+        return
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await running.__aexit__(None, None, None)
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""`atoll doctor`: the agent's registry of checks, and what concerns the instance as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from atoll.base.errors import AtollError, Refused
+from atoll.programs import agent_main, instance, layout, ports, probes, supervision, users
+from atoll.programs.identity import living
+from atoll.programs.layout import Layout
+
+BINARIES: Final = ("atoll-guest", "atoll-io", "runsc")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the report. `result` is `ok`, `failed`, or `warning` (something to know, which stops nothing)."""
+
+    id: str
+    result: str
+    detail: str
+    fix: str = ""
+
+    def shown(self) -> dict[str, str]:
+        return {"id": self.id, "result": self.result, "detail": self.detail, "fix": self.fix if self.result != "ok" else ""}
+
+
+def examine(place: Layout) -> dict[str, Any]:
+    """Run everything; the report that --json prints. Changes nothing but what the runtime's self-test makes and removes."""
+    entries = [_root(), _programs(), _runtime()]
+    isolations: list[str] = []
+    try:
+        config = instance.load(place)
+    except Refused as error:
+        entries.append(Entry("instance.config", "failed", error.message, error.hint))
+    else:
+        entries.append(Entry("instance.config", "ok", f"{config.install_id}, slots in {config.slot_cidr}"))
+        entries += [_home(place), _secrets(place), *_ports(place, config), *_processes(place, config)]
+        if os.geteuid() == 0:
+            found, isolations = asyncio.run(_agent_checks(place, config))
+            entries += found
+    return {
+        "ok": all(entry.result != "failed" for entry in entries),
+        "isolations": isolations,
+        "checks": [entry.shown() for entry in entries],
+    }
+
+
+def _root() -> Entry:
+    if os.geteuid() == 0:
+        return Entry("instance.root", "ok", "runs as root")
+    return Entry("instance.root", "failed", "does not run as root: the checks of this host are left out", "Run `sudo atoll doctor`.")
+
+
+def _programs() -> Entry:
+    directory = layout.bin_directory()
+    missing = [name for name in BINARIES if not os.access(directory / name, os.X_OK)]
+    if missing:
+        return Entry("instance.programs", "failed", f"{', '.join(missing)} not in {directory}", "Run `make up`, which builds them.")
+    return Entry("instance.programs", "ok", f"{', '.join(BINARIES)} in {directory}")
+
+
+def _runtime() -> Entry:
+    found = [name for name in ("crun", "runc") if shutil.which(name)]
+    if not found:
+        return Entry("instance.oci_runtime", "failed", "neither crun nor runc is on the path", "Run `make up`, or `apt-get install crun`.")
+    return Entry("instance.oci_runtime", "ok", ", ".join(found))
+
+
+def _home(place: Layout) -> Entry:
+    user = users.account()
+    if user is None:
+        return Entry("instance.user", "failed", f"there is no user {layout.USER}", "Run `atoll up`, which makes it.")
+    problem = instance.home_problem(place, user)
+    if problem is not None:
+        return Entry("instance.user", "failed", problem.message, problem.hint)
+    return Entry("instance.user", "ok", f"{user.name} ({user.uid}) can reach {place.home}")
+
+
+def _secrets(place: Layout) -> Entry:
+    if os.geteuid() != 0:
+        return Entry("instance.secrets", "warning", "only root can look", "Run `sudo atoll doctor`.")
+    for name in instance.SECRETS:
+        path = place.secrets / name
+        if not path.exists() or not path.stat().st_size:
+            return Entry("instance.secrets", "failed", f"{path} is missing or empty", "Run `atoll up`, which makes it.")
+        if path.stat().st_mode & 0o077:
+            return Entry("instance.secrets", "failed", f"{path} can be read by others", f"chmod 600 {path}")
+    return Entry("instance.secrets", "ok", f"{len(instance.SECRETS)} files, readable by their owner only")
+
+
+def _ports(place: Layout, config: instance.Config) -> list[Entry]:
+    """A port that a program of ours should have, and another one has."""
+    owner = {"the edge": "edge", "control": "control", "the edge's admin side": "edge"}
+    entries = []
+    for purpose, port in config.ports().items():
+        check = f"instance.port.{port - config.port}"
+        ours = living(place.pid_file(owner[purpose]))
+        who = ports.listener(port)
+        if who is None:
+            entries.append(Entry(check, "ok", f"{port} ({purpose}): nobody listens"))
+        elif who.pid is None or (ours is not None and who.pid == ours.pid):
+            entries.append(Entry(check, "ok", f"{port} ({purpose}): {who.command[:60]}"))
+        else:
+            fix = "Stop that program or choose another port: ATOLL_PORT=PORT atoll up."
+            entries.append(Entry(check, "failed", f"{port} ({purpose}) is taken by {who.command} (pid {who.pid})", fix))
+    return entries
+
+
+def _processes(place: Layout, config: instance.Config) -> list[Entry]:
+    entries = []
+    for name in layout.PROCESSES:
+        view = probes.look(name, place, config)
+        fix = f"`atoll up` starts what does not run; {place.log_file(name)} says why it ended."
+        result = "ok" if view.healthy else "failed"
+        entries.append(Entry(f"process.{name}", result, view.detail or f"pid {view.pid}, version {view.version}", fix))
+    supervised = supervision.running(place) is not None
+    fix = "`atoll up` starts it; until then nothing restarts what dies."
+    entries.append(Entry("process.supervisor", "ok" if supervised else "failed", "runs" if supervised else "does not run", fix))
+    return entries
+
+
+async def _agent_checks(place: Layout, config: instance.Config) -> tuple[list[Entry], list[str]]:
+    """The host's checks and the drivers' self-tests, and which isolations passed."""
+    from atoll.agent import doctor
+    from atoll.agent.config import load_identity
+    from atoll.programs.clock import SystemClock
+
+    settings = agent_main.agent_config(place, config)
+    known = load_identity(settings.credential_path)
+    common = [
+        *doctor.host_checks(state_directory=settings.state_directory, clock=SystemClock(), disk_reserve_mib=settings.disk_reserve_mib),
+        *doctor.agent_checks(lock_path=settings.lock_path, credential_path=settings.credential_path, control_url=settings.control_url),
+    ]
+    entries = [_of_finding(finding) for finding in await doctor.Registry(common).run()]
+    passed: list[str] = []
+    for isolation, driver in agent_main.drivers(place, config, host_id=known.host_id if known else "").items():
+        found = await _probe(lambda d=driver, i=isolation: doctor.driver_checks({i: d}), doctor)  # type: ignore[misc]
+        entries += [_of_finding(finding, prefix=f"driver.{isolation}.") for finding in found]
+        if found and all(finding.ok or not finding.fatal for finding in found):
+            passed.append(str(isolation))
+    return entries, passed
+
+
+async def _probe(checks: Callable[[], list[Any]], doctor: Any) -> list[Any]:
+    try:
+        return list(await doctor.Registry(checks()).run())
+    except AtollError as error:
+        return [doctor.Finding("driver", "driver", False, error.message, error.hint, fatal=True)]
+
+
+def _of_finding(finding: Any, *, prefix: str = "") -> Entry:
+    result = "ok" if finding.ok else "failed" if finding.fatal else "warning"
+    name = finding.id if not prefix or finding.id.startswith("driver.") else prefix + finding.id
+    return Entry(name, result, finding.detail, finding.fix)

@@ -1,0 +1,122 @@
+"""Where everything of one instance is. Pure paths: making them is `instance.py`'s business."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import atoll
+from atoll.client.target import CONFIG_FILE, OPERATOR_KEY_FILE, home_directory
+
+CACHE_DEFAULT: Final = Path("/var/cache/atoll")
+USER: Final = "atoll"
+"""The system user of control and edge."""
+PROCESSES: Final = ("control", "agent", "edge")
+"""In the order in which they start; they end in the opposite one, control last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The paths below one ATOLL_HOME."""
+
+    home: Path
+
+    @property
+    def config(self) -> Path:
+        return self.home / CONFIG_FILE
+
+    @property
+    def operator_key(self) -> Path:
+        return self.home / OPERATOR_KEY_FILE
+
+    @property
+    def secrets(self) -> Path:
+        return self.home / "secrets"
+
+    @property
+    def control(self) -> Path:
+        return self.home / "control"
+
+    @property
+    def database(self) -> Path:
+        return self.control / "atoll.db"
+
+    @property
+    def bootstrap(self) -> Path:
+        return self.control / "bootstrap.json"
+
+    @property
+    def agent(self) -> Path:
+        return self.home / "agent"
+
+    @property
+    def enrollment_token(self) -> Path:
+        return self.agent / "enroll.token"
+
+    @property
+    def credential(self) -> Path:
+        return self.agent / "credential"
+
+    @property
+    def sandboxes(self) -> Path:
+        return self.home / "sandboxes"
+
+    @property
+    def run(self) -> Path:
+        return self.home / "run"
+
+    @property
+    def log(self) -> Path:
+        return self.home / "log"
+
+    @property
+    def edge_config(self) -> Path:
+        return self.run / "edge.json"
+
+    @property
+    def socket(self) -> Path:
+        return self.run / "supervisor.sock"
+
+    @property
+    def agent_health(self) -> Path:
+        """Written by the agent after each answered poll; says to `status` that it is heard."""
+        return self.run / "agent.health.json"
+
+    def pid_file(self, name: str) -> Path:
+        return self.run / f"{name}.json"
+
+    def lock_file(self, name: str) -> Path:
+        return self.run / f"{name}.lock"
+
+    def log_file(self, name: str) -> Path:
+        return self.log / f"{name}.log"
+
+
+def layout_of(environ: Mapping[str, str] = os.environ) -> Layout:
+    """The instance that this process is about."""
+    return Layout(home_directory(environ).absolute())
+
+
+def repository() -> Path:
+    """The checkout that this code runs from."""
+    return Path(atoll.__file__).resolve().parents[2]
+
+
+def bin_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where `atoll-guest`, `atoll-io` and `runsc` are: ATOLL_BIN, else the build directory of the checkout."""
+    named = environ.get("ATOLL_BIN")
+    return Path(named) if named else repository() / "build" / "bin"
+
+
+def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where templates are kept, shared by the instances of this machine: ATOLL_CACHE."""
+    return Path(environ.get("ATOLL_CACHE") or CACHE_DEFAULT)
+
+
+def python() -> Path:
+    """The interpreter that children run with: the one of this environment, by its own path and not by where its link leads."""
+    return Path(sys.executable)

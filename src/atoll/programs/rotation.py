@@ -1,0 +1,32 @@
+"""Logs that do not fill the disk: by size, with a few old ones kept.
+
+Children write to their file directly, so that the supervisor's death does not take their voice. The file is therefore copied and cut,
+not renamed: all writers append, and go on at the new end. What is written between copy and cut is lost; that is a line or two.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+SIZE_BYTES_MAX: Final = 16 << 20
+KEPT: Final = 3
+
+
+def rotate(path: Path, *, size_bytes_max: int = SIZE_BYTES_MAX, kept: int = KEPT) -> bool:
+    """Cut the log when it has grown beyond the limit, keeping `kept` older ones as `.1`, `.2`...; whether it did."""
+    try:
+        if path.stat().st_size <= size_bytes_max:
+            return False
+    except FileNotFoundError:
+        return False
+    for number in range(kept, 1, -1):
+        older = path.with_name(f"{path.name}.{number - 1}")
+        if older.exists():
+            older.replace(path.with_name(f"{path.name}.{number}"))
+    if kept:
+        shutil.copy2(path, path.with_name(f"{path.name}.1"))
+    os.truncate(path, 0)
+    return True

@@ -1,0 +1,235 @@
+"""`atoll up`: from built programs to a running instance with a first sandbox done.
+
+Theory of operation. Every step can be repeated: what is there is kept. When the instance runs already and is well, up says so; when the
+code on the disk is newer than what runs, the three programs are started anew, under sandboxes that go on; when a supervisor is gone but
+its children live, the new one adopts them.
+"""
+
+from __future__ import annotations
+
+import compileall
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from atoll.base.errors import AtollError, Code, Refused, Unavailable
+from atoll.client.target import Target, of_instance
+from atoll.programs import demo, edge_config, export, instance, layout, ports, probes, supervision
+from atoll.programs.children import fingerprint
+from atoll.programs.identity import living
+from atoll.programs.layout import PROCESSES, Layout
+from atoll.programs.steps import Steps, duration, wait_for
+from atoll.programs.users import Account, ensure_account, require_root
+
+BINARIES: Final = ("atoll-guest", "atoll-io", "runsc")
+WAIT_S: Final = {"control": 40.0, "agent": 60.0, "edge": 20.0}
+HOST_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `up` did, for --json."""
+
+    already_running: bool
+    steps: list[dict[str, Any]]
+    demo: dict[str, Any] | None
+    environment: dict[str, str]
+
+
+def up(place: Layout, steps: Steps, *, with_demo: bool = True) -> Outcome:
+    """Have the instance running and proven. *Errors*: AtollError; `steps.failed` names the step."""
+    require_root("atoll up")
+    steps.say(f"Atoll in {place.home}")
+    with steps.step("programs") as step:
+        step.detail = _check_programs()
+    already = _is_well(place)
+    if already:
+        config = instance.load(place)
+        with steps.step("running already") as step:
+            step.detail = f"on {config.url}"
+    else:
+        config = _start(place, steps)
+    _wait_healthy(place, config, steps)
+    target = of_instance(place.home, {})
+    with steps.step("host") as step:
+        step.detail = _wait_host(place, config, target)
+    shown = _first_sandbox(target, steps) if with_demo else None
+    values = export.variables(place, config)
+    _epilogue(steps, values)
+    return Outcome(already, [asdict(done) for done in steps.done], asdict(shown) if shown else None, values)
+
+
+def _check_programs() -> str:
+    directory = layout.bin_directory()
+    missing = [name for name in BINARIES if not os.access(directory / name, os.X_OK)]
+    if missing:
+        raise Refused(
+            Code.RUNTIME_MISSING, f"{', '.join(missing)} not found in {directory}", hint="Run `make up`, which builds them, or set ATOLL_BIN."
+        )
+    if shutil.which("crun") is None and shutil.which("runc") is None:
+        raise Refused(Code.RUNTIME_MISSING, "neither crun nor runc is on the path", hint="`apt-get install crun`, or run `make up`.")
+    return str(directory)
+
+
+def _is_well(place: Layout) -> bool:
+    """Whether everything runs, is the code that is on the disk now, and listens where ATOLL_PORT says."""
+    if supervision.running(place) is None:
+        return False
+    try:
+        config = instance.load(place)
+        if supervision.ask(place, "status").get("fingerprint") != fingerprint():
+            return False
+    except AtollError:
+        return False
+    wanted = instance.port_wanted()
+    if wanted is not None and wanted != config.port:
+        return False
+    return all(living(place.pid_file(name)) is not None for name in PROCESSES)
+
+
+def _start(place: Layout, steps: Steps) -> instance.Config:
+    if supervision.running(place) is not None:
+        with steps.step("stop what is older") as step:
+            step.detail = ", ".join(supervision.stop(place)) + " (sandboxes go on)"
+    with steps.step("user") as step:
+        user = ensure_account()
+        problem = instance.home_problem(place, user)
+        if problem is not None:
+            raise problem
+        step.detail = f"{user.name} ({user.uid})"
+    with steps.step("instance") as step:
+        config = _prepare(place, user)
+        step.detail = f"{config.install_id}, slots in {config.slot_cidr}"
+    with steps.step("ports") as step:
+        _check_ports(place, config)
+        step.detail = f"{config.port} to {config.admin_port}"
+    with steps.step("supervisor") as step:
+        # Control's user may not write next to the code; compiled once by root, it starts in half the time.
+        compileall.compile_dir(layout.repository() / "src" / "atoll", quiet=2, workers=1)
+        step.detail = f"pid {supervision.start(place)}"
+    return config
+
+
+def _prepare(place: Layout, user: Account) -> instance.Config:
+    instance.ensure_directories(place, user)
+    alive = any(living(place.pid_file(name)) is not None for name in PROCESSES)
+    config = instance.ensure_config(place, port=instance.port_wanted(), dice=os.urandom, may_move=not alive)
+    instance.ensure_secrets(place, user, os.urandom)
+    instance.ensure_bootstrap(place, user, config)
+    edge_config.write(place, config, user)
+    return config
+
+
+def _check_ports(place: Layout, config: instance.Config) -> None:
+    """Each port must be free, unless the program that it is for lives and will be adopted."""
+    needed = config.ports()
+    if living(place.pid_file("control")) is not None:
+        needed.pop("control")
+    if living(place.pid_file("edge")) is not None:
+        needed.pop("the edge")
+        needed.pop("the edge's admin side")
+    ports.require_free(needed)
+
+
+def _wait_healthy(place: Layout, config: instance.Config, steps: Steps) -> None:
+    for name in PROCESSES:
+        with steps.step(name) as step:
+
+            def look(name: str = name) -> probes.ProcessView | None:
+                view = probes.look(name, place, config)
+                return view if view.healthy else None
+
+            def problem(name: str = name) -> AtollError:
+                view = probes.look(name, place, config)
+                last = _last_words(place.log_file(name))
+                return Unavailable(
+                    Code.SETUP_FAILED,
+                    f"{name} is not well after {WAIT_S[name]:.0f} s: {view.detail}" + (f"; its last words: {last}" if last else ""),
+                    hint=f"Its log is {place.log_file(name)}; `atoll doctor` checks this machine.",
+                )
+
+            view = wait_for(look, within_s=WAIT_S[name], problem=problem)
+            step.detail = f"pid {view.pid}" + (f", {view.version}" if view.version else "") + (f", {view.address}" if view.address else "")
+
+
+def _last_words(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 8192))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    telling = [line for line in lines if '"level":"error"' in line or "Error" in line]
+    return (telling or lines or [""])[-1][:400]
+
+
+def _wait_host(place: Layout, config: instance.Config, target: Target) -> str:
+    """Wait until control would place a sandbox here: the host is active, healthy, without problems, and has an image."""
+    from atoll.client.api import Api
+
+    seen: dict[str, Any] = {}
+    with Api(target, timeout_s=10.0) as api:
+
+        def look() -> dict[str, Any] | None:
+            nonlocal seen
+            try:
+                hosts = [host for host in api.hosts() if host.get("name") == config.host_name]
+            except Unavailable:
+                return None
+            seen = hosts[0] if hosts else {}
+            return seen if seen and not _why_not(seen) else None
+
+        def problem() -> AtollError:
+            return Unavailable(
+                Code.NO_HOSTS,
+                f"host {config.host_name} takes no sandboxes: {_why_not(seen) or 'it is not enrolled'}",
+                hint=f"`atoll doctor` names the failed checks with their fixes; the agent's log is {place.log_file('agent')}.",
+            )
+
+        host = wait_for(look, within_s=HOST_S, problem=problem)
+    return f"{config.host_name}: {', '.join(sorted(host.get('isolations') or []))}"
+
+
+def _why_not(host: dict[str, Any]) -> str:
+    if host.get("admin") not in (None, "active"):
+        return f"it is {host['admin']}"
+    if host.get("health") != "healthy":
+        return f"its health is {host.get('health')}"
+    if host.get("problems"):
+        return f"failed checks: {', '.join(map(str, host['problems']))}"
+    if not host.get("isolations"):
+        return "no isolation passed its self-test"
+    return ""
+
+
+def _first_sandbox(target: Target, steps: Steps) -> demo.Demo:
+    with steps.step("first sandbox") as step:
+        shown = demo.run(target)
+        step.detail = shown.sandbox_id + (f" ({shown.isolation})" if shown.isolation else "")
+    steps.say()
+    steps.say(f"  created                      {duration(shown.create_ms):>8}")
+    steps.say(f"  $ {shown.command}")
+    for line in shown.command_said.splitlines():
+        steps.say(f"    {line}")
+    steps.say(f"  {'':28} {duration(shown.command_ms):>8}")
+    steps.say("  $ python3 -c ...")
+    for line in shown.python_said.splitlines():
+        steps.say(f"    {line}")
+    steps.say(f"  {'':28} {duration(shown.python_ms):>8}")
+    steps.say(f"  removed                      {duration(shown.remove_ms):>8}")
+    return shown
+
+
+def _epilogue(steps: Steps, values: dict[str, str]) -> None:
+    command = Path(shutil.which("atoll") or layout.python().with_name("atoll"))
+    atoll = "atoll" if shutil.which("atoll") else str(command)
+    steps.say()
+    steps.say("Point any E2B SDK, or `atoll` itself, at it:")
+    steps.say(export.lines(values))
+    steps.say()
+    steps.say("Next:")
+    steps.say(f'  1. eval "$({atoll} env)"                    # in each shell that should use it')
+    steps.say(f"  2. {atoll} sandbox create --shell            # a terminal in a sandbox of your own")
+    steps.say("  3. pip install e2b && python -c \"from e2b import Sandbox; print(Sandbox.create().commands.run('uname -a').stdout)\"")

@@ -1,0 +1,51 @@
+"""Names of log events, append-only. Form: thing, then what happened to it. INFO = a state changed, DEBUG = steady work,
+WARNING = someone may have to act, ERROR = a promise was broken.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# a program's own life
+PROCESS_STARTED: Final = "process.started"
+PROCESS_STOPPING: Final = "process.stopping"
+PROCESS_STOPPED: Final = "process.stopped"
+PROCESS_FAILED: Final = "process.failed"
+
+# the supervisor and its children
+CHILD_STARTED: Final = "child.started"
+CHILD_ADOPTED: Final = "child.adopted"
+CHILD_READY: Final = "child.ready"
+CHILD_NOT_READY: Final = "child.not_ready"
+CHILD_ENDED: Final = "child.ended"
+CHILD_KILLED: Final = "child.killed"
+LOG_ROTATED: Final = "log.rotated"
+
+# sandboxes and hosts, as control sees them
+SANDBOX_STATE_CHANGED: Final = "sandbox.state.changed"
+SANDBOX_DEADLINE_MISSED: Final = "sandbox.deadline.missed"
+PLACEMENT_OBSERVED: Final = "placement.observed"
+HOST_ENROLLED: Final = "host.enrolled"
+HOST_SESSION_STARTED: Final = "host.session.started"
+HOST_HEALTH_CHANGED: Final = "host.health.changed"
+
+# the agent
+CONTROL_LOST: Final = "control.lost"
+CONTROL_FOUND: Final = "control.found"
+COMMAND_STARTED: Final = "command.started"
+COMMAND_DONE: Final = "command.done"
+COMMAND_FAILED: Final = "command.failed"
+PLACEMENT_ADOPTED: Final = "placement.adopted"
+PLACEMENT_QUARANTINED: Final = "placement.quarantined"
+CHECK_FAILED: Final = "check.failed"
+
+# upkeep
+RETENTION_FAILED: Final = "retention.failed"
+ROUTES_FOLLOWED: Final = "routes.followed"
+TEMPLATE_REGISTERED: Final = "template.registered"
+
+# requests
+REQUEST_DONE: Final = "request.done"
+REQUEST_FAILED: Final = "request.failed"
+
+ALL: Final[frozenset[str]] = frozenset(value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str))

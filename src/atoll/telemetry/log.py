@@ -1,0 +1,99 @@
+"""Logs: one JSON object a line on standard error, with no secret in it.
+
+Theory of operation. `configure` is called once by each program. Lines of other libraries (uvicorn, alembic) go through the same chain.
+A value of type `Secret` has no way out (its repr is `***`); beyond that, a field whose name says that it holds a secret is masked, so
+that a mistake in a caller shows stars instead of a key.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final, TextIO, cast
+
+import structlog
+
+from atoll.base.secret import Secret
+
+MASK: Final = "***"
+_SECRET_NAMES: Final = ("token", "secret", "password", "authorization", "credential", "api_key", "access_key", "private_key")
+_SECRET_ALLOWED: Final = ("_digest", "_hint", "_version", "_ref", "_id", "_sha256")
+_DEPTH_MAX: Final = 6
+
+
+def _is_secret_name(name: str) -> bool:
+    lowered = name.lower().replace("-", "_")
+    return any(word in lowered for word in _SECRET_NAMES) and not lowered.endswith(_SECRET_ALLOWED)
+
+
+def redact(value: Any, *, depth: int = 0) -> Any:
+    """`value` with every `Secret`, and everything under a name that says secret, replaced by `***`."""
+    if isinstance(value, Secret):
+        return MASK
+    if depth >= _DEPTH_MAX:
+        return "..."
+    if isinstance(value, dict):
+        return {
+            str(key): MASK if _is_secret_name(str(key)) and inner not in (None, "") else redact(inner, depth=depth + 1)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [redact(inner, depth=depth + 1) for inner in value]
+    return value
+
+
+def _redact_line(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return cast("MutableMapping[str, Any]", redact(dict(line)))
+
+
+def _order(process: str) -> structlog.typing.Processor:
+    def order(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        head = {"at": line.pop("at", None), "level": line.pop("level", None), "event": line.pop("event", None), "process": process}
+        return {**head, **line}
+
+    return order
+
+
+def _dump(line: Any, **_: Any) -> str:
+    return json.dumps(line, default=repr, ensure_ascii=False, separators=(",", ":"))
+
+
+def configure(process: str, level: str = "info", *, stream: TextIO | None = None) -> None:
+    """Send this program's logs, and those of its libraries, as JSON lines to `stream` (standard error). *Idempotency*: the last call wins."""
+    chain: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        structlog.processors.format_exc_info,
+        _redact_line,
+    ]
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*chain, structlog.stdlib.add_logger_name],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                _order(process),
+                structlog.processors.JSONRenderer(serializer=_dump),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Their INFO is one line a request; ours is written by the API with our field names.
+    for noisy in ("uvicorn.access", "httpx", "httpcore", "aiohttp.access", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[*chain, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(**fields: Any) -> structlog.typing.FilteringBoundLogger:
+    """A logger that adds `fields` to each of its lines; may be made at import, before `configure`."""
+    return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(**fields))
