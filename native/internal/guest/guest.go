@@ -16,7 +16,9 @@ import (
 	"atoll.local/native/internal/guest/answer"
 	"atoll.local/native/internal/guest/control"
 	"atoll.local/native/internal/guest/files"
+	"atoll.local/native/internal/guest/filesystem"
 	"atoll.local/native/internal/guest/identity"
+	"atoll.local/native/internal/guest/metrics"
 	"atoll.local/native/internal/guest/process"
 	"atoll.local/native/internal/guest/reap"
 	"atoll.local/native/internal/guest/rpc"
@@ -46,12 +48,13 @@ type Options struct {
 
 // Guest is the running agent.
 type Guest struct {
-	options   Options
-	settings  *settings.Store
-	identity  *identity.Identity
-	processes *process.Service
-	reaper    *reap.Reaper
-	server    *http.Server
+	options    Options
+	settings   *settings.Store
+	identity   *identity.Identity
+	processes  *process.Service
+	filesystem *filesystem.Service
+	reaper     *reap.Reaper
+	server     *http.Server
 }
 
 // entrypointTag is the tag under which the image's entrypoint is listed.
@@ -65,6 +68,7 @@ func New(options Options) *Guest {
 		Settings: g.settings,
 	}
 	g.reaper = reap.New(options.ReapEverything)
+	g.filesystem = filesystem.NewService(g.identity)
 	g.processes = process.NewService(g.identity, g.reaper)
 	g.server = &http.Server{
 		Handler:           g.handler(),
@@ -88,6 +92,7 @@ func (g *Guest) Serve(listener net.Listener) error {
 // Close ends all connections at once and stops reaping. Processes are left alone.
 func (g *Guest) Close() {
 	_ = g.server.Close()
+	g.filesystem.Close()
 	g.reaper.Close()
 }
 
@@ -159,7 +164,12 @@ func (g *Guest) routes() map[string]map[string]route {
 		},
 		"/files/compose": {http.MethodPost: {serve: content.Compose}},
 	}
+	meter := metrics.New("/proc", "/sys/fs/cgroup", "/", g.options.Now)
+	routes["/metrics"] = map[string]route{http.MethodGet: {serve: func(w http.ResponseWriter, _ *http.Request) {
+		readMetrics(w, meter)
+	}}}
 	g.addService(routes, "/process.Process/", g.processes.Routes())
+	g.addService(routes, "/filesystem.Filesystem/", g.filesystem.Routes())
 	return routes
 }
 
@@ -193,6 +203,16 @@ func health(w http.ResponseWriter, _ *http.Request) {
 func (g *Guest) envs(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	answer.JSON(w, http.StatusOK, g.settings.Current().Env)
+}
+
+func readMetrics(w http.ResponseWriter, meter *metrics.Meter) {
+	w.Header().Set("Cache-Control", "no-store")
+	now, err := meter.Read()
+	if err != nil {
+		answer.Error(w, http.StatusInternalServerError, "error reading metrics: %v", err)
+		return
+	}
+	answer.JSON(w, http.StatusOK, now)
 }
 
 // allowOrigin lets any page call: what protects the sandbox is its token, and no cookie is ever looked at.

@@ -165,8 +165,9 @@ func (p *process) read(from *os.File, kind string, chunkBytes int) {
 	}()
 }
 
-// supervise waits for the end of the process and of its output, and tells it.
-func (p *process) supervise() {
+// supervise waits for the end of the process and of its output, and tells it. retire is called before anybody hears of
+// the end, so that whoever hears of it finds the process listed no more.
+func (p *process) supervise(retire func(*process)) {
 	drained := make(chan struct{})
 	go func() {
 		p.readers.Wait()
@@ -175,6 +176,7 @@ func (p *process) supervise() {
 	<-p.child.Done()
 	p.awaitOutput(drained)
 	p.end = endOf(p.child.Status())
+	retire(p)
 	p.hub.finish()
 	close(p.over)
 	p.inputMu.Lock()

@@ -132,10 +132,7 @@ func (s *Service) enter(plan *plan, request *startRequest, timeout time.Duration
 	p.order = s.started
 	s.live[p.child.PID] = p
 	s.mu.Unlock()
-	go func() {
-		p.supervise()
-		s.retire(p)
-	}()
+	go p.supervise(s.retire)
 	return p, output, nil
 }
 

@@ -16,34 +16,36 @@ type Code string
 
 // The codes that the guest answers with.
 const (
-	Canceled          Code = "canceled"
-	Unknown           Code = "unknown"
-	InvalidArgument   Code = "invalid_argument"
-	DeadlineExceeded  Code = "deadline_exceeded"
-	NotFound          Code = "not_found"
-	AlreadyExists     Code = "already_exists"
-	PermissionDenied  Code = "permission_denied"
-	ResourceExhausted Code = "resource_exhausted"
-	Unimplemented     Code = "unimplemented"
-	Internal          Code = "internal"
-	Unavailable       Code = "unavailable"
-	Unauthenticated   Code = "unauthenticated"
+	Canceled           Code = "canceled"
+	Unknown            Code = "unknown"
+	InvalidArgument    Code = "invalid_argument"
+	DeadlineExceeded   Code = "deadline_exceeded"
+	NotFound           Code = "not_found"
+	AlreadyExists      Code = "already_exists"
+	PermissionDenied   Code = "permission_denied"
+	ResourceExhausted  Code = "resource_exhausted"
+	Unimplemented      Code = "unimplemented"
+	Internal           Code = "internal"
+	Unavailable        Code = "unavailable"
+	FailedPrecondition Code = "failed_precondition"
+	Unauthenticated    Code = "unauthenticated"
 )
 
 // statuses maps codes to the HTTP status of a unary error (Connect protocol, "Error codes").
 var statuses = map[Code]int{
-	Canceled:          499,
-	Unknown:           http.StatusInternalServerError,
-	InvalidArgument:   http.StatusBadRequest,
-	DeadlineExceeded:  http.StatusGatewayTimeout,
-	NotFound:          http.StatusNotFound,
-	AlreadyExists:     http.StatusConflict,
-	PermissionDenied:  http.StatusForbidden,
-	ResourceExhausted: http.StatusTooManyRequests,
-	Unimplemented:     http.StatusNotImplemented,
-	Internal:          http.StatusInternalServerError,
-	Unavailable:       http.StatusServiceUnavailable,
-	Unauthenticated:   http.StatusUnauthorized,
+	Canceled:           499,
+	Unknown:            http.StatusInternalServerError,
+	InvalidArgument:    http.StatusBadRequest,
+	DeadlineExceeded:   http.StatusGatewayTimeout,
+	NotFound:           http.StatusNotFound,
+	AlreadyExists:      http.StatusConflict,
+	PermissionDenied:   http.StatusForbidden,
+	ResourceExhausted:  http.StatusTooManyRequests,
+	Unimplemented:      http.StatusNotImplemented,
+	Internal:           http.StatusInternalServerError,
+	FailedPrecondition: http.StatusBadRequest,
+	Unavailable:        http.StatusServiceUnavailable,
+	Unauthenticated:    http.StatusUnauthorized,
 }
 
 // Error is what a call fails with; it travels as {"code","message"}.
