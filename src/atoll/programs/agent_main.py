@@ -38,7 +38,6 @@ MEMORY_OVERCOMMIT: Final = 1
 DISK_OVERCOMMIT: Final = 8
 """Disks of sandboxes are sparse; what is really free is looked at again when one is made."""
 SLOTS: Final = 2048
-SLOTS_READY: Final = 16
 ENROLL_S: Final = 120.0
 _ENROLL_EVERY_S: Final = 0.25
 
@@ -58,15 +57,12 @@ def capacity(facts_cpu: int, facts_memory_mib: int, free_disk_mib: int) -> Vecto
 def drivers(place: Layout, config: instance.Config, *, host_id: str) -> dict[Isolation, Driver]:
     """The drivers of this machine by what they isolate with: gVisor by runsc, a shared kernel by crun or runc. They share one slot pool."""
     from atoll.domain.spec import Isolation
-    from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
-    from atoll.drivers.oci.crun import Crun
-    from atoll.drivers.oci.driver import OciDriver
-    from atoll.drivers.oci.runsc import Runsc
-    from atoll.drivers.oci.slots import SlotPool
+    from atoll.drivers.oci.build import oci_driver, slot_pool
+    from atoll.drivers.oci.config import OciConfig, RuntimeKind
     from atoll.drivers.port import Mark
 
     mark = Mark(config.install_id, host_id)
-    pool = SlotPool(Names.of(mark), subnet=config.subnet, size=SLOTS_READY)
+    pool = slot_pool(mark, subnet=config.subnet)
     binaries = bin_directory()
 
     def of(kind: RuntimeKind) -> OciConfig:
@@ -82,10 +78,9 @@ def drivers(place: Layout, config: instance.Config, *, host_id: str) -> dict[Iso
             runc=_found("runc"),
         )
 
-    gvisor, shared = of(RuntimeKind.RUNSC), of(RuntimeKind.CRUN)
     return {
-        Isolation.GVISOR: OciDriver(gvisor, pool, Runsc(gvisor.runsc, gvisor.run_dir / "runsc")),
-        Isolation.SHARED_KERNEL: OciDriver(shared, pool, Crun(shared)),
+        Isolation.GVISOR: oci_driver(of(RuntimeKind.RUNSC), pool),
+        Isolation.SHARED_KERNEL: oci_driver(of(RuntimeKind.CRUN), pool),
     }
 
 
@@ -150,18 +145,19 @@ async def _enroll(place: Layout, config: instance.Config, settings: AgentConfig)
 async def run(place: Layout, config: instance.Config) -> int:
     """Be the agent until SIGTERM; the process's exit status."""
     from atoll.agent.agent import Agent
-    from atoll.programs.heard import HeardTransport
+    from atoll.agent.transport import HttpTransport
+    from atoll.programs.heard import Heard
 
     settings = agent_config(place, config)
     who = await identity(place, config, settings)
-    transport = HeardTransport(config.control_url, who.credential, place.agent_health, version("atoll"))
     agent = Agent(
         settings,
         who,
         drivers=drivers(place, config, host_id=who.host_id),
         clock=SystemClock(),
         dice=os.urandom,
-        transport=transport,
+        transport=HttpTransport(config.control_url, who.credential),
+        on_answer=Heard(place.agent_health, version("atoll")),
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""The agent's way to control, which also writes down when control last answered, so that `status` can tell without asking control."""
+"""Writes down that control has just answered the agent, so that `status` can tell without asking control."""
 
 from __future__ import annotations
 
@@ -8,39 +8,32 @@ import time
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.transport import HttpTransport
-from atoll.base.secret import Secret
-from atoll.wire.agent import Poll, PollAnswer
+from atoll.wire.agent import HostHealth
 
 _WRITE_EVERY_S: Final = 2.0
 
 
-class HeardTransport(HttpTransport):
-    """`HttpTransport`, heard."""
+class Heard:
+    """Called after each answered poll with what the agent said of its host."""
 
-    def __init__(self, url: str, credential: Secret, health_file: Path, version: str) -> None:
-        super().__init__(url, credential)
-        self._health_file = health_file
+    def __init__(self, file: Path, version: str) -> None:
+        self._file = file
         self._version = version
-        self._written_at = 0.0
+        self._written_at = float("-inf")
         self._problem = ""
 
-    async def poll(self, message: Poll) -> PollAnswer:
-        answer = await super().poll(message)
-        failed = [check.id for check in message.health.checks if not check.ok and check.fatal]
-        self._write(f"failed checks: {', '.join(failed)}" if failed else "")
-        return answer
-
-    def _write(self, problem: str) -> None:
+    def __call__(self, health: HostHealth) -> None:
+        failed = [check.id for check in health.checks if not check.ok and check.fatal]
+        problem = f"failed checks: {', '.join(failed)}" if failed else ""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if problem == self._problem and now - self._written_at < _WRITE_EVERY_S:
             return
         self._written_at, self._problem = now, problem
         record = {"pid": os.getpid(), "boot_s": now, "version": self._version, "problem": problem}
-        temporary = self._health_file.with_suffix(".new")
+        temporary = self._file.with_suffix(".new")
         try:
             temporary.write_text(json.dumps(record) + "\n")
-            temporary.replace(self._health_file)
+            temporary.replace(self._file)
         except OSError:
-            # A full disk must not cost the agent its session; `status` will say that it hears nothing.
-            self._written_at = 0.0
+            # A full disk must not cost the agent its session; `status` will say that control does not answer.
+            self._written_at = float("-inf")

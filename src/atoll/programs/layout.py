@@ -87,7 +87,7 @@ class Layout:
         return self.run / "agent.health.json"
 
     def pid_file(self, name: str) -> Path:
-        return self.run / f"{name}.json"
+        return self.run / f"{name}.pid"
 
     def lock_file(self, name: str) -> Path:
         return self.run / f"{name}.lock"

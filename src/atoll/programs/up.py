@@ -26,6 +26,7 @@ from atoll.programs.users import Account, ensure_account, require_root
 BINARIES: Final = ("atoll-guest", "atoll-io", "runsc")
 WAIT_S: Final = {"control": 40.0, "agent": 60.0, "edge": 20.0}
 HOST_S: Final = 60.0
+DEATHS_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +140,33 @@ def _wait_healthy(place: Layout, config: instance.Config, steps: Steps) -> None:
 
             def look(name: str = name) -> probes.ProcessView | None:
                 view = probes.look(name, place, config)
+                if view.pid is None and _deaths(place, name) >= DEATHS_MAX:
+                    raise _not_well(place, name, f"keeps ending ({_deaths(place, name)} times)")
                 return view if view.healthy else None
 
             def problem(name: str = name) -> AtollError:
-                view = probes.look(name, place, config)
-                last = _last_words(place.log_file(name))
-                return Unavailable(
-                    Code.SETUP_FAILED,
-                    f"{name} is not well after {WAIT_S[name]:.0f} s: {view.detail}" + (f"; its last words: {last}" if last else ""),
-                    hint=f"Its log is {place.log_file(name)}; `atoll doctor` checks this machine.",
-                )
+                detail = probes.look(name, place, config).detail
+                return _not_well(place, name, f"is not well after {WAIT_S[name]:.0f} s: {detail}")
 
             view = wait_for(look, within_s=WAIT_S[name], problem=problem)
             step.detail = f"pid {view.pid}" + (f", {view.version}" if view.version else "") + (f", {view.address}" if view.address else "")
+
+
+def _deaths(place: Layout, name: str) -> int:
+    """How often in a row this supervisor saw it end too soon."""
+    try:
+        return int(supervision.ask(place, "status")["children"][name]["in_a_row"])
+    except (AtollError, KeyError, TypeError):
+        return 0
+
+
+def _not_well(place: Layout, name: str, what: str) -> AtollError:
+    last = _last_words(place.log_file(name))
+    return Unavailable(
+        Code.SETUP_FAILED,
+        f"{name} {what}" + (f"; its last words: {last}" if last else ""),
+        hint=f"Its log is {place.log_file(name)}; `atoll doctor` checks this machine.",
+    )
 
 
 def _last_words(path: Path) -> str:
