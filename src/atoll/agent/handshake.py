@@ -1,0 +1,137 @@
+"""Handshake: make sure that the right guest answers, and initialise it.
+
+Theory of operation. The guest proves itself by naming sandbox, placement, generation and nonce; the agent proves itself by a token of
+the deployment for exactly these. Anything else that answers at the address is GUEST_IDENTITY_MISMATCH at once: waiting would not turn
+it into the right one. What does not answer, or is not up yet, is tried again: each 2 ms at first, because that is what a create's time
+consists of, then more slowly. Init is idempotent, so a lost answer is harmless. A guest that says it is initialised is left as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from pydantic import ValidationError
+
+from atoll.agent.guestline import GuestLine, LineBroken
+from atoll.agent.record import Record
+from atoll.base.clock import Clock
+from atoll.base.errors import Code, Refused
+from atoll.base.ids import Dice
+from atoll.base.secret import Secret
+from atoll.wire.agent import InitPayload
+from atoll.wire.guest import GUEST_PORT, Hello, Init, InitFile
+
+PAUSE_FIRST_S: Final = 0.002
+PAUSE_MOST_S: Final = 0.1
+QUICK_S: Final = 0.5
+"""So long the pause stays short: a cold guest is up within 0.1 s on an idle machine."""
+CONNECT_FIRST_S: Final = 0.02
+CONNECT_MOST_S: Final = 1.0
+CALL_S: Final = 5.0
+ENTROPY_BYTES: Final = 32
+
+
+class Guests(Protocol):
+    """How the agent meets guests; the simulator has its own."""
+
+    async def meet(
+        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[], Awaitable[Init]]
+    ) -> Hello:
+        """Return when the guest at `address` has proved itself and is initialised.
+
+        *Errors*: Refused GUEST_IDENTITY_MISMATCH, GUEST_BOOT_TIMEOUT, START_FAILED (it refused init).
+        """
+        ...
+
+
+class TcpGuests:
+    """`Guests` over TCP to the slot's address."""
+
+    def __init__(self, clock: Clock, *, port: int = GUEST_PORT) -> None:
+        self._clock = clock
+        self._port = port
+
+    async def meet(
+        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[], Awaitable[Init]]
+    ) -> Hello:
+        """See Guests."""
+        assert record.blueprint is not None
+        ready_s = record.blueprint.ready_s
+        last = "nothing answered"
+        try:
+            async with asyncio.timeout(ready_s):
+                secret = await token()
+                began = self._clock.boot()
+                connect_s, pause_s = CONNECT_FIRST_S, PAUSE_FIRST_S
+                while True:
+                    try:
+                        return await self._once(record, address, secret, init, connect_s)
+                    except LineBroken as error:
+                        last = str(error)
+                    if self._clock.boot() - began > QUICK_S:
+                        connect_s, pause_s = min(connect_s * 2, CONNECT_MOST_S), min(pause_s * 1.5, PAUSE_MOST_S)
+                    await asyncio.sleep(pause_s)
+        except TimeoutError:
+            raise Refused(Code.GUEST_BOOT_TIMEOUT, f"the guest was not ready within {ready_s:g} s: {last}") from None
+
+    async def _once(self, record: Record, address: str, token: Secret, init: Callable[[], Awaitable[Init]], connect_s: float) -> Hello:
+        line = await GuestLine.open(address, self._port, within_s=connect_s)
+        with contextlib.closing(line):
+            status, body = await line.call("GET", "/atoll/hello", token=token, within_s=CALL_S)
+            hello = check_hello(record, status, body)
+            if not hello.initialised:
+                content = (await init()).model_dump_json().encode()
+                check_init(*await line.call("POST", "/atoll/init", token=token, body=content, within_s=CALL_S))
+            return hello
+
+
+def check_hello(record: Record, status: int, body: bytes) -> Hello:
+    """The guest's hello, when it is the right guest's.
+
+    *Errors*: Refused GUEST_IDENTITY_MISMATCH; LineBroken when it is not ready to say.
+    """
+    assert record.blueprint is not None
+    if status in (401, 403, 404):
+        raise Refused(Code.GUEST_IDENTITY_MISMATCH, f"what listens there does not know this placement (status {status})")
+    if status != 200:
+        raise LineBroken(f"hello was answered with status {status}")
+    try:
+        hello = Hello.model_validate_json(body)
+    except ValidationError:
+        raise Refused(Code.GUEST_IDENTITY_MISMATCH, "what listens there does not speak the guest protocol") from None
+    expected = (record.sandbox_id, record.placement_id, record.generation, record.blueprint.nonce)
+    said = (hello.sandbox_id, hello.placement_id, hello.generation, hello.nonce)
+    names = ("sandbox", "placement", "generation", "nonce")
+    wrong = [name for name, mine, its in zip(names, expected, said, strict=True) if mine != its]
+    if wrong:
+        raise Refused(Code.GUEST_IDENTITY_MISMATCH, f"another guest answered: {', '.join(wrong)} differ")
+    return hello
+
+
+def check_init(status: int, body: bytes) -> None:
+    """*Errors*: Refused START_FAILED when the guest refuses what it got; LineBroken when it may take it later."""
+    if status in (200, 204):
+        return
+    if status >= 500 or status == 429:
+        raise LineBroken(f"init was answered with status {status}")
+    raise Refused(Code.START_FAILED, f"the guest refused init with status {status}: {body[:200].decode(errors='replace')}")
+
+
+def init_of(record: Record, payload: InitPayload, *, clock: Clock, dice: Dice) -> Init:
+    """What the guest gets: the payload, what the spec says, the time, and bytes of chance."""
+    assert record.blueprint is not None
+    spec = record.blueprint.spec
+    return Init(
+        env=payload.env,
+        access_token=payload.access_token,
+        default_user=spec.default_user,
+        default_workdir=spec.default_workdir,
+        time_unix_ns=str(int(clock.now() * 1e9)),
+        entropy=base64.b64encode(dice(ENTROPY_BYTES)).decode(),
+        hostname=record.blueprint.hostname,
+        files=[InitFile.model_validate(file) for file in payload.files],
+    )

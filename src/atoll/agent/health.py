@@ -1,0 +1,127 @@
+"""Health: what polls say of the host, from the doctor's checks and the drivers.
+
+Theory of operation. Cheap looks are made when a poll is composed and they are older than a few seconds; the drivers' probes, which
+start real guests, at start-up, while one fails, and after a failure that points at the runtime. Nothing runs between polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from atoll.agent.config import AgentConfig
+from atoll.agent.doctor import Finding, Registry, driver_checks, host_checks
+from atoll.agent.facts import free_mib
+from atoll.agent.inventory import Quarantine
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, Code
+from atoll.domain.spec import Isolation
+from atoll.drivers.port import Driver
+from atoll.telemetry import events
+from atoll.telemetry.log import get_logger
+from atoll.wire.agent import Check, HostHealth
+
+log = get_logger()
+
+LOOK_EVERY_S: Final = 5.0
+PROBE_AGAIN_S: Final = 60.0
+SUSPICIOUS: Final = frozenset({Code.RUNTIME_MISSING, Code.START_FAILED, Code.GUEST_BOOT_TIMEOUT, Code.IMAGE_CORRUPT})
+"""Failures of one placement that may be the host's."""
+
+
+class Health:
+    """Composes HostHealth."""
+
+    def __init__(self, config: AgentConfig, drivers: Mapping[Isolation, Driver], quarantine: Quarantine, clock: Clock) -> None:
+        self._config = config
+        self._drivers = drivers
+        self._quarantine = quarantine
+        self._clock = clock
+        self._cheap = Registry(host_checks(state_directory=config.state_directory, clock=clock, disk_reserve_mib=config.disk_reserve_mib))
+        self._host: list[Finding] = []
+        self._probed: dict[Isolation, list[Finding]] = {}
+        self._images: list[str] = []
+        self._looked_at: float | None = None
+        self._probed_at: float | None = None
+        self._suspicious = False
+        self._doubt = asyncio.Event()
+        self._failed: frozenset[str] = frozenset()
+
+    async def probe(self) -> None:
+        """Run every driver's probes."""
+        self._suspicious = False
+        self._probed_at = self._clock.boot()
+        isolations = list(self._drivers)
+        found = await asyncio.gather(*(Registry(driver_checks({i: self._drivers[i]})).run() for i in isolations))
+        self._probed = dict(zip(isolations, found, strict=True))
+        self._tell()
+
+    def suspect(self, code: Code) -> None:
+        """A placement failed in a way that may be the host's fault: probe again soon."""
+        if code in SUSPICIOUS:
+            self._suspicious = True
+            self._doubt.set()
+
+    async def keep_probing(self) -> None:
+        """Probe again after suspicious failures and while a probe fails, at most once in PROBE_AGAIN_S, until cancelled."""
+        while True:
+            if not self._doubtful():
+                self._doubt.clear()
+                await self._doubt.wait()
+            assert self._probed_at is not None
+            await asyncio.sleep(max(0.0, self._probed_at + PROBE_AGAIN_S - self._clock.boot()))
+            await self.probe()
+
+    def _doubtful(self) -> bool:
+        return self._suspicious or any(not f.ok for found in self._probed.values() for f in found)
+
+    async def compose(self) -> HostHealth:
+        """What the next poll says."""
+        await self._look()
+        findings = [*self._host, *self._quarantine_finding(), *(f for found in self._probed.values() for f in found)]
+        # What a single driver lacks only takes its isolation away; the host stays schedulable while one driver works.
+        works = self._isolations()
+        checks = [Check(id=f.id, ok=f.ok, detail=f.detail[:500], fatal=f.fatal and not (works and self._of_driver(f))) for f in findings]
+        return HostHealth(
+            checks=checks,
+            isolations=works,
+            images=self._images,
+            quarantined=self._quarantine.names()[:100],
+            disk_free_mib=free_mib(self._config.state_directory),
+        )
+
+    async def _look(self) -> None:
+        now = self._clock.boot()
+        if self._looked_at is not None and now - self._looked_at < LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        self._host = await self._cheap.run()
+        digests: dict[str, None] = {}
+        for driver in {id(d): d for d in self._drivers.values()}.values():
+            try:
+                digests.update((image.digest, None) for image in await driver.images())
+            except (AtollError, OSError) as error:
+                log.warning(events.CHECK_FAILED, check="images", detail=f"{type(error).__name__}: {error}")
+        self._images = list(digests)
+        self._tell()
+
+    def _isolations(self) -> list[str]:
+        return [str(i) for i, found in self._probed.items() if all(f.ok or not f.fatal for f in found)]
+
+    def _of_driver(self, finding: Finding) -> bool:
+        return any(finding in found for found in self._probed.values())
+
+    def _quarantine_finding(self) -> Sequence[Finding]:
+        names = self._quarantine.names()
+        detail = f"{len(names)} unexplained: {', '.join(names[:5])}" if names else "nothing unexplained is held"
+        return [Finding("host.quarantine", "quarantine", not names, detail, fatal=True)]
+
+    def _tell(self) -> None:
+        """Log failures once, when they begin."""
+        findings = [*self._host, *(f for found in self._probed.values() for f in found)]
+        failed = {f.id: f for f in findings if not f.ok}
+        for id_, finding in failed.items():
+            if id_ not in self._failed:
+                log.warning(events.CHECK_FAILED, check=id_, detail=finding.detail, hint=finding.fix)
+        self._failed = frozenset(failed)

@@ -1,0 +1,121 @@
+"""Leases and ends: what the agent enforces alone, whatever becomes of control.
+
+Theory of operation. Everything is counted on CLOCK_BOOTTIME from when the request that brought it was *sent*: the answer can only be
+later, so the agent never counts too long, and steps of the wall clock move nothing. One sleeper waits for the nearest of all ends and
+the lease. When one is due, its decision goes to the journal first; the executor does the rest. A lease that has run out ends what its
+spec says (`end`; `suspend` ends too until a driver can save; `keep` stays), once; a later renewal revives nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+
+from atoll.agent.alarm import Alarm
+from atoll.agent.record import EndedBy, EndRule, Record, ending
+from atoll.base.clock import Clock
+from atoll.base.errors import Code
+from atoll.domain.spec import OnLeaseExpiry
+from atoll.wire.agent import End
+
+Decide = Callable[[str, Callable[[Record], Record | None]], None]
+"""`decide(placement_id, make)`: make this decision durable, however long it takes, and act on it."""
+
+
+def rule_of(end: End, *, sent_boot: float) -> EndRule:
+    """The rule that an end of control's answer means. *Units*: CLOCK_BOOTTIME seconds of when the request was sent."""
+    return EndRule(end.revision, sent_boot + end.remaining_s, end.action, end.on_lease_expiry)
+
+
+def at_lease_expiry(record: Record) -> OnLeaseExpiry:
+    """What to do with this placement when the lease has run out: the newest word on it."""
+    if record.end is not None:
+        return record.end.on_lease_expiry
+    return record.blueprint.spec.on_lease_expiry if record.blueprint is not None else OnLeaseExpiry.END
+
+
+class Deadlines:
+    """All of a host's ends, and its lease."""
+
+    def __init__(self, *, clock: Clock, alarm: Alarm, records: Iterable[Record], decide: Decide, lease_until: float | None) -> None:
+        self._clock = clock
+        self._alarm = alarm
+        self._records = records
+        self._decide = decide
+        self._heap: list[tuple[float, str, int]] = []
+        self._current: dict[str, EndRule] = {}
+        self.lease_until = lease_until
+        self._expired = False
+        for record in records:
+            if record.end is not None and not record.absent:
+                self.watch(record.placement_id, record.end)
+
+    def watch(self, placement_id: str, end: EndRule) -> None:
+        """Enforce this end (which is in the journal) instead of an earlier one."""
+        self._current[placement_id] = end
+        heapq.heappush(self._heap, (end.at_boot, placement_id, end.revision))
+        self._alarm.poke()
+
+    def unwatch(self, placement_id: str) -> None:
+        """It is gone."""
+        self._current.pop(placement_id, None)
+
+    def renew(self, *, sent_boot: float, lease_s: float) -> float:
+        """A poll was answered; gives when the lease now ends. *Idempotency*: an answer that is overtaken shortens nothing."""
+        until = sent_boot + lease_s
+        if self.lease_until is None or until > self.lease_until:
+            self.lease_until = until
+            self._expired = self._expired and until <= self._clock.boot()
+            self._alarm.poke()
+        return self.lease_until
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether the lease has run out."""
+        return self.lease_until is not None and self.lease_until <= self._clock.boot()
+
+    async def run(self) -> None:
+        """Enforce until cancelled."""
+        while True:
+            self.enforce()
+            await self._alarm.sleep_until(self._next())
+
+    def enforce(self) -> None:
+        """Decide everything that is due now."""
+        now = self._clock.boot()
+        while self._heap and self._heap[0][0] <= now:
+            _, placement_id, revision = heapq.heappop(self._heap)
+            current = self._current.get(placement_id)
+            if current is not None and current.revision == revision:
+                del self._current[placement_id]
+                self._decide(placement_id, _reached(revision))
+        if self.lapsed and not self._expired:
+            self._expired = True
+            for record in self._records:
+                if not record.absent and at_lease_expiry(record) is not OnLeaseExpiry.KEEP:
+                    self._decide(record.placement_id, _lapsed)
+
+    def _next(self) -> float | None:
+        due = [] if self._expired or self.lease_until is None else [self.lease_until]
+        while self._heap:
+            at_boot, placement_id, revision = self._heap[0]
+            current = self._current.get(placement_id)
+            if current is not None and current.revision == revision:
+                due.append(at_boot)
+                break
+            heapq.heappop(self._heap)
+        return min(due, default=None)
+
+
+def _reached(revision: int) -> Callable[[Record], Record | None]:
+    def make(record: Record) -> Record | None:
+        # An end that was moved while this decision waited for the disk is not reached.
+        if record.end is None or record.end.revision != revision:
+            return None
+        return ending(record, EndedBy.END_AT, reason=Code.END_REACHED)
+
+    return make
+
+
+def _lapsed(record: Record) -> Record | None:
+    return ending(record, EndedBy.LEASE, reason=Code.LEASE_EXPIRED)

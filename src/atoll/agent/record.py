@@ -1,0 +1,184 @@
+"""Record: all that the agent knows of one placement, and what the placement should become.
+
+Theory of operation. Control writes `desired` (by commands) and `end` (by ends); the agent writes everything else. A record is a value:
+each change gives a new one, which the journal makes durable before anybody acts on it or hears of it. `goal` is the only place that
+turns a record into what to do; it looks at nothing else, so a run that starts from the journal does what the last one would have done.
+ABSENT absorbs. What is not here: secrets (`vault.py`), and whether a step is under way (`executor.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from atoll.domain.command import Kind
+from atoll.domain.placement import Observed
+from atoll.domain.spec import OnEnd, OnLeaseExpiry, Spec
+from atoll.drivers.port import Order
+from atoll.wire.agent import Observation
+
+DETAIL_MAX: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What a command says about the guest to run; holds no secret. *Units*: seconds."""
+
+    spec: Spec
+    nonce: str
+    guest_public_key: str
+    hostname: str
+    ready_s: float = 60.0
+    payload_ref: str | None = None
+
+
+BLUEPRINT: Final = TypeAdapter(Blueprint)
+
+
+@dataclass(frozen=True, slots=True)
+class EndRule:
+    """When the agent ends the placement by itself. `at_boot` is CLOCK_BOOTTIME of this boot of the kernel, in seconds."""
+
+    revision: int
+    at_boot: float
+    action: OnEnd = OnEnd.KILL
+    on_lease_expiry: OnLeaseExpiry = OnLeaseExpiry.END
+
+
+class EndedBy:
+    """Who makes a placement end (`Observation.ended_by`)."""
+
+    END_AT: Final = "end_at"
+    LEASE: Final = "lease"
+    EXIT: Final = "exit"
+    COMMAND: Final = "command"
+    FENCE: Final = "fence"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One placement. `seq` grows with every change that control should hear of."""
+
+    placement_id: str
+    sandbox_id: str
+    team_id: str
+    generation: int
+    desired: Kind
+    desired_revision: int
+    command_id: str
+    digest: str
+    boot_id: str
+    """The kernel's boot in which it was accepted: a guest cannot outlive it."""
+    blueprint: Blueprint | None = None
+    """None for something that control wants absent and the agent never knew."""
+    observed: Observed = Observed.ACCEPTED
+    seq: int = 1
+    applied_revision: int = 0
+    failed_revision: int = 0
+    """The desired revision that was tried and failed: not tried again, control decides."""
+    ready: bool = False
+    address: str | None = None
+    reason: str | None = None
+    detail: str | None = None
+    guest_version: str | None = None
+    end: EndRule | None = None
+    ended_by: str | None = None
+    """Set when its end is decided, before the first effect of it; the next two say why."""
+    ended_reason: str | None = None
+    ended_detail: str | None = None
+    quarantined: bool = False
+
+    @property
+    def absent(self) -> bool:
+        return self.observed is Observed.ABSENT
+
+
+class Goal(Enum):
+    """What the executor should bring about."""
+
+    REST = auto()
+    PREPARED = auto()
+    RUNNING = auto()
+    ABSENT = auto()
+    REFUSED = auto()
+    """Say that this release cannot do what is desired; change nothing."""
+
+
+def goal(record: Record) -> Goal:
+    """What this placement should become. An end that was decided, and ENSURE_ABSENT, win over everything."""
+    if record.absent:
+        return Goal.REST
+    if record.ended_by is not None or record.desired is Kind.ENSURE_ABSENT:
+        return Goal.ABSENT
+    if record.quarantined or max(record.applied_revision, record.failed_revision) >= record.desired_revision:
+        return Goal.REST
+    match record.desired:
+        case Kind.ENSURE_RUNNING:
+            return Goal.RUNNING
+        case Kind.ENSURE_PRESENT:
+            return Goal.PREPARED
+        case _:
+            return Goal.REFUSED
+
+
+def seen(record: Record, observed: Observed, **changes: Any) -> Record:
+    """The record after the agent saw something that control should hear of: the next sequence number, `reason` and `detail` anew."""
+    detail = changes.pop("detail", None)
+    return replace(
+        record,
+        observed=observed,
+        seq=record.seq + 1,
+        reason=changes.pop("reason", None),
+        detail=detail[:DETAIL_MAX] if detail else None,
+        **changes,
+    )
+
+
+def ending(record: Record, by: str, *, reason: str, detail: str | None = None) -> Record | None:
+    """The record once its end is decided; None when that is so already, or control's own removal is under way."""
+    if record.absent or record.ended_by is not None or record.desired is Kind.ENSURE_ABSENT:
+        return None
+    return replace(record, ended_by=by, ended_reason=reason, ended_detail=detail[:DETAIL_MAX] if detail else None)
+
+
+def exited(record: Record, *, reason: str, detail: str | None) -> Record | None:
+    """The record of a placement whose guest has ended without being asked to; None when its end is under way already."""
+    after = ending(record, EndedBy.EXIT, reason=reason, detail=detail)
+    return None if after is None else seen(after, Observed.STOPPED, reason=reason, detail=detail, ready=False)
+
+
+def order_of(record: Record) -> Order:
+    """What a driver needs for it. The record must have a blueprint."""
+    assert record.blueprint is not None
+    blueprint = record.blueprint
+    return Order(
+        placement_id=record.placement_id,
+        sandbox_id=record.sandbox_id,
+        generation=record.generation,
+        spec=blueprint.spec,
+        nonce=blueprint.nonce,
+        guest_public_key=blueprint.guest_public_key,
+        hostname=blueprint.hostname,
+    )
+
+
+def observation_of(record: Record) -> Observation:
+    """The record as control hears of it: whole, so that a lost message is harmless."""
+    return Observation(
+        placement_id=record.placement_id,
+        sandbox_id=record.sandbox_id,
+        generation=record.generation,
+        seq=record.seq,
+        observed=record.observed,
+        applied_revision=record.applied_revision,
+        ready=record.ready,
+        address=record.address,
+        reason=record.reason,
+        detail=record.detail,
+        guest_version=record.guest_version,
+        end_revision=record.end.revision if record.end else 0,
+        ended_by=record.ended_by,
+    )

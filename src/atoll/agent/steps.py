@@ -1,0 +1,296 @@
+"""Steps: what is done to reach a goal, in terms of the driver port and the guest's handshake.
+
+Theory of operation. A step reads nothing but its record, the driver and the vault, and may be run again after a crash at any point. It
+ends with one durable change that says what is now seen. A failed start leaves what it made: control hears the reason and sends
+`ensure_absent`. Absence is said only after the driver has looked and found nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from atoll.agent.backoff import Backoff
+from atoll.agent.handshake import Guests, init_of
+from atoll.agent.ledger import Ledger
+from atoll.agent.record import EndedBy, Goal, Record, exited, order_of, seen
+from atoll.agent.vault import Vault
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError, Code, Refused
+from atoll.base.ids import Dice
+from atoll.domain.command import Kind
+from atoll.domain.placement import Observed
+from atoll.domain.spec import Isolation
+from atoll.drivers.port import Driver, Power, Seen
+from atoll.telemetry import events
+from atoll.telemetry.log import get_logger
+
+log = get_logger()
+
+SLOW_S: Final = 2.0
+"""A step that lasts longer than this is reported while it lasts; shorter ones are not worth a commit and a message."""
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class GuestEnded(Exception):
+    """The guest was started by an earlier run and is not running any more."""
+
+
+class Steps:
+    """Carries out goals. `inherited`: placements of an earlier run, whose driver has to take them over first."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        drivers: Mapping[Isolation, Driver],
+        guests: Guests,
+        vault: Vault,
+        *,
+        clock: Clock,
+        dice: Dice,
+        parallel: int,
+    ) -> None:
+        self._ledger = ledger
+        self._drivers = drivers
+        self._guests = guests
+        self._vault = vault
+        self._clock = clock
+        self._dice = dice
+        self._starts = asyncio.Semaphore(parallel)
+        self._removals = asyncio.Semaphore(parallel)
+        self.inherited: set[str] = set()
+        self.spawn: Spawn | None = None
+        self.on_failure: Callable[[Code], None] = lambda _code: None
+        self.on_gone: Callable[[str], None] = lambda _placement_id: None
+
+    async def carry_out(self, wanted: Goal, record: Record) -> None:
+        """One step towards the goal. *Errors*: Unavailable when the journal refuses; what drivers raise becomes an observation."""
+        began = self._clock.boot()
+        match wanted:
+            case Goal.RUNNING:
+                await self._bring_up(record)
+            case Goal.PREPARED:
+                await self._lay_ready(record)
+            case Goal.ABSENT:
+                await self._take_down(record)
+            case Goal.REFUSED:
+                await self._refuse(record)
+            case Goal.REST:
+                return
+        elapsed_ms = round((self._clock.boot() - began) * 1000, 1)
+        log.info(
+            events.COMMAND_DONE,
+            placement_id=record.placement_id,
+            sandbox_id=record.sandbox_id,
+            kind=wanted.name.lower(),
+            elapsed_ms=elapsed_ms,
+        )
+
+    # up
+    async def _bring_up(self, record: Record) -> None:
+        revision = record.desired_revision
+        placement_id = record.placement_id
+        if record.ready:
+            await self._ledger.change(placement_id, lambda r: seen(r, r.observed, applied_revision=revision))
+            return
+        try:
+            address = await self._start(record)
+            with self._slow(placement_id, Observed.RUNNING):
+                hello = await self._guests.meet(
+                    record, address, token=lambda: self._vault.token(placement_id), init=lambda: self._init(record)
+                )
+        except GuestEnded as error:
+            detail = str(error)
+            await self._ledger.change(placement_id, lambda r: exited(r, reason=Code.GUEST_EXITED, detail=detail))
+            return
+        except Exception as error:  # noqa: BLE001 - a task boundary: whatever it is, control has to hear of it
+            await self._failed(record, error)
+            return
+
+        def ready(now: Record) -> Record | None:
+            if now.ended_by is not None or now.desired is not Kind.ENSURE_RUNNING:
+                return None
+            return seen(
+                now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=hello.guest_version or None
+            )
+
+        await self._ledger.change(placement_id, ready)
+        self._vault.drop(placement_id)
+
+    async def _init(self, record: Record) -> Any:
+        assert record.blueprint is not None
+        payload = await self._vault.payload(record.placement_id, record.blueprint.payload_ref)
+        return init_of(record, payload, clock=self._clock, dice=self._dice)
+
+    async def _start(self, record: Record) -> str:
+        """Where the guest of this placement listens, started if it is not running."""
+        driver = self._driver(record)
+        placement_id = record.placement_id
+        found: Seen | None = None
+        if placement_id in self.inherited:
+            found = await driver.adopt(placement_id)
+            if found.power is Power.STOPPED:
+                raise GuestEnded(found.reason or "ended while no agent ran")
+        if found is None or found.power is not Power.RUNNING:
+            order = order_of(record)
+            async with self._starts:
+                with self._slow(placement_id, Observed.PREPARING):
+                    await driver.prepare(order)
+                with self._slow(placement_id, Observed.STARTING):
+                    found = await driver.start(order)
+        self.inherited.discard(placement_id)
+        if found.address is None:
+            raise Refused(Code.START_FAILED, "the driver does not say where the guest listens")
+        return found.address
+
+    async def _lay_ready(self, record: Record) -> None:
+        revision = record.desired_revision
+        try:
+            async with self._starts:
+                with self._slow(record.placement_id, Observed.PREPARING):
+                    await self._driver(record).prepare(order_of(record))
+        except Exception as error:  # noqa: BLE001 - a task boundary
+            await self._failed(record, error)
+            return
+        await self._ledger.change(record.placement_id, lambda r: seen(r, Observed.PREPARED, applied_revision=revision))
+
+    async def _failed(self, record: Record, error: Exception) -> None:
+        code, detail = explain(error)
+        if not isinstance(error, AtollError):
+            log.error(events.COMMAND_FAILED, placement_id=record.placement_id, code=code, exc_info=error)
+        else:
+            log.warning(events.COMMAND_FAILED, placement_id=record.placement_id, sandbox_id=record.sandbox_id, code=code, message=detail)
+        self.on_failure(code)
+        self._vault.drop(record.placement_id)
+        await self._ledger.change(
+            record.placement_id,
+            lambda r: seen(r, Observed.ERROR, reason=code, detail=detail, failed_revision=record.desired_revision, ready=False),
+        )
+
+    async def _refuse(self, record: Record) -> None:
+        detail = f"{record.desired} is not supported by this host"
+        await self._ledger.change(
+            record.placement_id,
+            lambda r: seen(r, r.observed, reason=Code.NOT_SUPPORTED, detail=detail, failed_revision=record.desired_revision),
+        )
+
+    # down
+    async def _take_down(self, record: Record) -> None:
+        placement_id = record.placement_id
+        self._vault.drop(placement_id)
+        backoff = Backoff(self._dice, first_s=0.1, most_s=30.0)
+        while True:
+            async with self._removals:
+                left = await self._remove(record)
+            if not left:
+                break
+            detail = f"cleanup: {'; '.join(left)}"
+            log.warning(
+                events.COMMAND_FAILED, placement_id=placement_id, code=Code.CLEANUP_FAILED, detail=detail, attempt=backoff.failures + 1
+            )
+            await self._ledger.change(placement_id, _stuck(detail))
+            await asyncio.sleep(backoff.next_s())
+        await self._ledger.change(placement_id, gone)
+        self.inherited.discard(placement_id)
+        self.on_gone(placement_id)
+
+    async def _remove(self, record: Record) -> list[str]:
+        """Remove what there is of it, and name what is left. Every driver is asked when it is not known whose it was."""
+        left: list[str] = []
+        mine = self._drivers.get(record.blueprint.spec.isolation) if record.blueprint else None
+        if record.blueprint is not None and mine is None and (record.ready or record.address is not None):
+            left.append(f"there is no driver for {record.blueprint.spec.isolation} any more")
+        drivers: Sequence[Driver] = [mine] if mine is not None and not record.quarantined else _distinct(self._drivers)
+        for driver in drivers:
+            try:
+                await driver.stop(record.placement_id)
+                await driver.remove(record.placement_id)
+            except Exception as error:  # noqa: BLE001 - a task boundary: what is left is looked at below
+                code, detail = explain(error, otherwise=Code.CLEANUP_FAILED)
+                left.append(detail if code is Code.CLEANUP_FAILED else f"{code}: {detail}")
+            else:
+                found = await _look(driver, record.placement_id)
+                left.extend(found)
+        return left
+
+    # shared
+    def _driver(self, record: Record) -> Driver:
+        assert record.blueprint is not None
+        driver = self._drivers.get(record.blueprint.spec.isolation)
+        if driver is None:
+            raise Refused(Code.RUNTIME_MISSING, f"this host has no driver for isolation {record.blueprint.spec.isolation}")
+        return driver
+
+    @contextlib.contextmanager
+    def _slow(self, placement_id: str, phase: Observed) -> Iterator[None]:
+        """Say what is being done when it takes long."""
+        timer = asyncio.get_running_loop().call_later(SLOW_S, self._say_phase, placement_id, phase)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _say_phase(self, placement_id: str, phase: Observed) -> None:
+        if self.spawn is not None:
+            self.spawn(self._say(placement_id, phase))
+
+    async def _say(self, placement_id: str, phase: Observed) -> None:
+        def make(now: Record) -> Record | None:
+            under_way = now.observed in (Observed.ACCEPTED, Observed.PREPARING, Observed.STARTING)
+            return seen(now, phase) if under_way and now.ended_by is None else None
+
+        with contextlib.suppress(AtollError):
+            await self._ledger.change(placement_id, make)
+
+
+def gone(record: Record) -> Record | None:
+    """The record once nothing is left of it."""
+    if record.absent:
+        return None
+    by_command = record.desired is Kind.ENSURE_ABSENT
+    return seen(
+        record,
+        Observed.ABSENT,
+        reason=record.ended_reason,
+        detail=record.ended_detail,
+        applied_revision=record.desired_revision if by_command else record.applied_revision,
+        ended_by=record.ended_by or EndedBy.COMMAND,
+        ready=False,
+        address=None,
+    )
+
+
+def explain(error: Exception, *, otherwise: Code = Code.START_FAILED) -> tuple[Code, str]:
+    """A stable code and a sentence for what a driver or the machine raised."""
+    if isinstance(error, AtollError):
+        extra = "; ".join(f"{key}: {value}" for key, value in error.detail.items() if value is not None)
+        return error.code, f"{error.message} ({extra})" if extra else error.message
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Code.HOST_DISK_FULL, f"no space left: {error.filename or error.strerror}"
+    return otherwise, f"{type(error).__name__}: {error}"
+
+
+def _stuck(detail: str) -> Callable[[Record], Record | None]:
+    def make(record: Record) -> Record | None:
+        if record.observed is Observed.ERROR and record.reason == Code.CLEANUP_FAILED and record.detail == detail[:2000]:
+            return None
+        return seen(record, Observed.ERROR, reason=Code.CLEANUP_FAILED, detail=detail, ready=False)
+
+    return make
+
+
+async def _look(driver: Driver, placement_id: str) -> list[str]:
+    try:
+        found = await driver.inspect(placement_id)
+    except Exception as error:  # noqa: BLE001 - a look that fails is no absence
+        return [explain(error, otherwise=Code.CLEANUP_FAILED)[1]]
+    if found.power is Power.ABSENT:
+        return []
+    return list(found.leftovers) or [f"it is still {found.power}"]
+
+
+def _distinct(drivers: Mapping[Isolation, Driver]) -> list[Driver]:
+    return list({id(driver): driver for driver in drivers.values()}.values())

@@ -1,0 +1,147 @@
+"""Transport: how the agent's messages get to control. A port, and its implementation over HTTP.
+
+*Errors* of every call: Refused with control's code (401, 409, 400, 413), Unavailable (429, 503, no connection; nothing happened),
+OutcomeUnknown (sent, and no answer, or one that makes no sense).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
+from atoll.base.secret import Secret
+from atoll.wire.agent import (
+    MESSAGE_BYTES_MAX,
+    Collected,
+    Enroll,
+    Enrolled,
+    ErrorBody,
+    Observe,
+    ObserveAnswer,
+    Payloads,
+    PayloadsWanted,
+    Poll,
+    PollAnswer,
+)
+
+M = TypeVar("M", bound=BaseModel)
+
+CALL_S: Final = 15.0
+POLL_SLACK_S: Final = 15.0
+"""How much longer than it asked for the agent waits for a parked poll."""
+ANSWER_BYTES_MAX: Final = 4 * MESSAGE_BYTES_MAX
+"""An answer may carry payloads beside its commands; more than this is not read."""
+
+
+class Transport(Protocol):
+    """Control, as the agent sees it."""
+
+    async def poll(self, message: Poll) -> PollAnswer: ...
+
+    async def observe(self, message: Observe) -> ObserveAnswer: ...
+
+    async def payloads(self, message: PayloadsWanted) -> Payloads: ...
+
+    async def collected(self, message: Collected) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class HttpTransport:
+    """`Transport` by aiohttp. Use it, and close it, within one event loop."""
+
+    def __init__(self, url: str, credential: Secret | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._credential = credential
+        self._session: aiohttp.ClientSession | None = None
+
+    async def enroll(self, message: Enroll) -> Enrolled:
+        """Change a one-use token for this host's credential."""
+        return await self._call("enroll", message, Enrolled, within_s=CALL_S)
+
+    async def poll(self, message: Poll) -> PollAnswer:
+        """See Transport; may take as long as `park_s`."""
+        return await self._call("poll", message, PollAnswer, within_s=message.park_s + POLL_SLACK_S)
+
+    async def observe(self, message: Observe) -> ObserveAnswer:
+        """See Transport."""
+        return await self._call("observe", message, ObserveAnswer, within_s=CALL_S)
+
+    async def payloads(self, message: PayloadsWanted) -> Payloads:
+        """See Transport."""
+        return await self._call("payloads", message, Payloads, within_s=CALL_S)
+
+    async def collected(self, message: Collected) -> None:
+        """See Transport."""
+        await self._send("collected", message, within_s=CALL_S)
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _call(self, name: str, message: BaseModel, kind: type[M], *, within_s: float) -> M:
+        body = await self._send(name, message, within_s=within_s)
+        try:
+            return kind.model_validate_json(body)
+        except ValidationError as error:
+            # The text of the error would quote what was received, which may hold secrets.
+            fields = ", ".join(".".join(str(part) for part in e["loc"]) for e in error.errors(include_input=False)[:5])
+            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, f"control's answer to {name} makes no sense: {fields}") from None
+
+    async def _send(self, name: str, message: BaseModel, *, within_s: float) -> bytes:
+        session = self._open()
+        data = message.model_dump_json(exclude_none=True).encode()
+        headers = {"Content-Type": "application/json"}
+        if self._credential is not None:
+            headers["Authorization"] = f"Bearer {self._credential.reveal()}"
+        timeout = aiohttp.ClientTimeout(total=within_s, sock_connect=5.0)
+        try:
+            async with session.post(f"{self._url}/agent/v1/{name}", data=data, headers=headers, timeout=timeout) as response:
+                body = await _read(response)
+                if response.status >= 300:
+                    raise refusal(response.status, body, response.headers.get("Retry-After"))
+                return body
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unavailable(Code.CONTROL_UNAVAILABLE, f"control is not reachable at {self._url}: {type(error).__name__}") from error
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
+            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, f"no answer to {name}: {type(error).__name__}") from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=8, keepalive_timeout=60.0, ttl_dns_cache=30)
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
+        return self._session
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > ANSWER_BYTES_MAX:
+            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "control's answer is too long")
+    return bytes(body)
+
+
+def refusal(status: int, body: bytes, retry_after: str | None = None) -> AtollError:
+    """The error that an answer of this status means."""
+    try:
+        said = ErrorBody.model_validate_json(body)
+        code, message = Code(said.code), said.message
+    except ValueError:
+        # Not ours: a proxy in between, or a newer control.
+        known = {401: Code.UNAUTHENTICATED, 413: Code.BODY_TOO_LARGE, 429: Code.RATE_LIMITED}
+        code = known.get(status, Code.CONTROL_UNAVAILABLE if status >= 500 else Code.INVALID_REQUEST)
+        message = f"control answered with status {status}"
+    if status == 429 or status >= 500:
+        try:
+            pause_s = float(retry_after) if retry_after else 1.0
+        except ValueError:
+            pause_s = 1.0
+        return Unavailable(code, message, retry_after_s=min(max(pause_s, 0.0), 60.0))
+    return Refused(code, message)

@@ -1,0 +1,83 @@
+"""Vault: guest tokens and init payloads, in memory only.
+
+Theory of operation. A command brings its token and payload with it; they wait here until the guest is initialised, and are gone after
+that. A run that restarted in between has neither, and asks control for them (POST /payloads) until they come or the guest's time is
+over. A command that is delivered again brings them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from atoll.agent.backoff import Backoff
+from atoll.base.errors import AtollError
+from atoll.base.ids import Dice
+from atoll.base.secret import Secret
+from atoll.wire.agent import InitPayload, Payloads
+
+Fetch = Callable[[list[str], list[str]], Awaitable[Payloads]]
+"""`await fetch(refs, placement_ids)`."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    token: Secret | None = None
+    payload: InitPayload | None = field(default=None, repr=False)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Vault:
+    """Secrets of the placements that are being started."""
+
+    def __init__(self, fetch: Fetch, dice: Dice) -> None:
+        self._fetch = fetch
+        self._dice = dice
+        self._entries: dict[str, _Entry] = {}
+
+    def put(self, placement_id: str, *, token: str | None, payload: InitPayload | None) -> None:
+        """Keep what a command brought."""
+        entry = self._entries.setdefault(placement_id, _Entry())
+        if token is not None:
+            entry.token = Secret(token)
+        if payload is not None:
+            entry.payload = payload
+        entry.changed.set()
+
+    def drop(self, placement_id: str) -> None:
+        """Forget them: the guest is initialised, or will never be."""
+        self._entries.pop(placement_id, None)
+
+    async def token(self, placement_id: str) -> Secret:
+        """The guest token; waits until there is one. The caller sets the limit."""
+        entry = self._entries.setdefault(placement_id, _Entry())
+        backoff = Backoff(self._dice, first_s=0.05, most_s=2.0)
+        while entry.token is None:
+            await self._ask(placement_id, None, entry, backoff)
+        return entry.token
+
+    async def payload(self, placement_id: str, ref: str | None) -> InitPayload:
+        """The init payload; waits until there is one. Without a reference it is empty."""
+        if ref is None:
+            return InitPayload()
+        entry = self._entries.setdefault(placement_id, _Entry())
+        backoff = Backoff(self._dice, first_s=0.05, most_s=2.0)
+        while entry.payload is None:
+            await self._ask(placement_id, ref, entry, backoff)
+        return entry.payload
+
+    async def _ask(self, placement_id: str, ref: str | None, entry: _Entry, backoff: Backoff) -> None:
+        entry.changed.clear()
+        try:
+            answer = await self._fetch([ref] if ref else [], [placement_id])
+        except AtollError:
+            answer = Payloads()
+        self.put(placement_id, token=answer.guest_tokens.get(placement_id), payload=answer.payloads.get(ref) if ref else None)
+        if (ref and entry.payload is None) or (not ref and entry.token is None):
+            entry.changed.clear()
+            try:
+                async with asyncio.timeout(backoff.next_s()):
+                    await entry.changed.wait()
+            except TimeoutError:
+                pass

@@ -1,0 +1,497 @@
+"""A small world for one agent: a machine that outlives its runs, guests on it, and a control that remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from atoll.agent.agent import Agent
+from atoll.agent.alarm import LoopAlarm
+from atoll.agent.config import AgentConfig, Identity
+from atoll.agent.journal import Journal
+from atoll.agent.session import Exit
+from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
+from atoll.base.secret import Secret
+from atoll.domain.command import Kind, command_id, digest
+from atoll.domain.placement import Observed
+from atoll.domain.spec import Isolation, OnLeaseExpiry, Spec
+from atoll.drivers.port import Capabilities, Held, Image, Order, Power, Probe, Seen
+from atoll.wire.agent import (
+    Collected,
+    Command,
+    End,
+    HostFacts,
+    InitPayload,
+    Observation,
+    Observe,
+    ObserveAnswer,
+    Payloads,
+    PayloadsWanted,
+    Poll,
+    PollAnswer,
+)
+from atoll.wire.guest import Hello
+
+SPEC = Spec(
+    class_name="default",
+    template_id="tpl_x",
+    image="sha256:aa",
+    image_name="base",
+    isolation=Isolation.GVISOR,
+    cpu_millis=1000,
+    memory_mib=128,
+    disk_mib=256,
+    pids_max=64,
+    timeout_s=300,
+)
+FACTS = HostFacts(arch="x86_64", cpu_count=2, memory_mib=1024, disk_mib=10240, boot_id="boot-1")
+
+
+class Crash(BaseException):
+    """The process is gone at this very instant."""
+
+
+class Fuse:
+    """Counts boundaries; at the one it is set for, and at every one after it, it ends the process."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
+        self.count = 0
+        self.blown = False
+        self.name = ""
+
+    def pass_(self, name: str) -> None:
+        if self.blown:
+            raise Crash(name)
+        self.count += 1
+        if self.at is not None and self.count >= self.at:
+            self.blown = True
+            self.name = name
+            raise Crash(name)
+
+
+class FakeClock:
+    """Real speed, but it can jump: `boot` as after a suspend, `wall` as by a clock step."""
+
+    def __init__(self) -> None:
+        self.skipped = 0.0
+        self.wall = 1_800_000_000.0
+
+    def now(self) -> float:
+        return self.wall
+
+    def boot(self) -> float:
+        return asyncio.get_event_loop().time() + self.skipped
+
+
+@dataclass
+class Thing:
+    """What a machine holds of one placement."""
+
+    order: Order
+    power: Power = Power.PREPARED
+    initialised: bool = False
+    inits: list[InitPayload] = field(default_factory=list)
+
+
+class Machine:
+    """What survives the agent."""
+
+    def __init__(self) -> None:
+        self.things: dict[str, Thing] = {}
+        self.stray: list[Held] = []
+        self.history: list[tuple[str, str]] = []
+        self.started: dict[str, int] = {}
+
+
+class MachineDriver:
+    """A driver of the machine, one an agent's run."""
+
+    def __init__(self, machine: Machine, fuse: Fuse) -> None:
+        self.machine = machine
+        self.fuse = fuse
+        self.capabilities = Capabilities(name="machine", isolation=Isolation.GVISOR, arch="x86_64")
+        self.on_exit: Callable[[str, str], object] | None = None
+        self.fail: dict[str, list[Exception]] = {}
+        self.gate: dict[str, asyncio.Event] = {}
+        self.probes = [Probe("machine.start", True, "a guest starts")]
+        self.running = 0
+        self.running_max = 0
+
+    async def _verb(self, name: str, placement_id: str) -> None:
+        self.fuse.pass_(f"before {name}")
+        self.machine.history.append((name, placement_id))
+        if self.fail.get(name):
+            raise self.fail[name].pop(0)
+        if name in self.gate:
+            await self.gate[name].wait()
+        else:
+            await asyncio.sleep(0)
+
+    async def open(self, on_exit: Callable[[str, str], object]) -> None:
+        self.on_exit = on_exit
+
+    async def close(self) -> None:
+        return None
+
+    async def prepare(self, order: Order) -> None:
+        await self._verb("prepare", order.placement_id)
+        self.machine.things.setdefault(order.placement_id, Thing(order))
+        self.fuse.pass_("after prepare")
+
+    async def start(self, order: Order) -> Seen:
+        self.running += 1
+        self.running_max = max(self.running_max, self.running)
+        try:
+            await self._verb("start", order.placement_id)
+        finally:
+            self.running -= 1
+        thing = self.machine.things.setdefault(order.placement_id, Thing(order))
+        if thing.power is not Power.RUNNING:
+            thing.power = Power.RUNNING
+            self.machine.started[order.placement_id] = self.machine.started.get(order.placement_id, 0) + 1
+        self.fuse.pass_("after start")
+        return Seen(Power.RUNNING, address="10.64.0.2")
+
+    async def stop(self, placement_id: str, *, grace_s: float = 0.0) -> None:
+        await self._verb("stop", placement_id)
+        if thing := self.machine.things.get(placement_id):
+            thing.power = Power.STOPPED
+        self.fuse.pass_("after stop")
+
+    async def remove(self, placement_id: str) -> None:
+        await self._verb("remove", placement_id)
+        self.machine.things.pop(placement_id, None)
+        self.machine.stray = [held for held in self.machine.stray if held.placement_id != placement_id]
+        self.fuse.pass_("after remove")
+
+    async def inspect(self, placement_id: str) -> Seen:
+        await self._verb("inspect", placement_id)
+        thing = self.machine.things.get(placement_id)
+        if thing is None:
+            return Seen(Power.ABSENT)
+        return Seen(thing.power, address="10.64.0.2" if thing.power is Power.RUNNING else None, leftovers=("disk",))
+
+    async def held(self) -> list[Held]:
+        mine = [Held(i, t.order.sandbox_id, t.order.generation, ("process 1",)) for i, t in self.machine.things.items()]
+        return [*mine, *self.machine.stray]
+
+    async def adopt(self, placement_id: str) -> Seen:
+        self.machine.history.append(("adopt", placement_id))
+        thing = self.machine.things.get(placement_id)
+        if thing is None:
+            return Seen(Power.ABSENT)
+        return Seen(thing.power, address="10.64.0.2" if thing.power is Power.RUNNING else None)
+
+    async def probe(self) -> list[Probe]:
+        return self.probes
+
+    async def images(self) -> list[Image]:
+        return [Image("sha256:aa", "base")]
+
+    async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
+        return b"hello from " + placement_id.encode()
+
+
+class MachineGuests:
+    """Guests on the machine, met without a network."""
+
+    def __init__(self, machine: Machine, fuse: Fuse) -> None:
+        self.machine = machine
+        self.fuse = fuse
+        self.error: Exception | None = None
+        self.gate: asyncio.Event | None = None
+
+    async def meet(self, record, address, *, token, init):
+        secret = await token()
+        assert secret.reveal() == f"token of {record.placement_id}"
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        thing = self.machine.things[record.placement_id]
+        if not thing.initialised:
+            content = await init()
+            self.fuse.pass_("before init")
+            thing.initialised = True
+            thing.inits.append(InitPayload(env=content.env))
+            self.fuse.pass_("after init")
+        return Hello(
+            sandbox_id=record.sandbox_id,
+            placement_id=record.placement_id,
+            generation=record.generation,
+            nonce=record.blueprint.nonce,
+            guest_version="1",
+            envd_version="0.6.13",
+            initialised=True,
+        )
+
+
+@dataclass
+class Desired:
+    """A placement as control has it."""
+
+    kind: Kind
+    revision: int
+    payload: InitPayload
+    sandbox_id: str
+    content: str = ""
+    on_lease_expiry: OnLeaseExpiry = OnLeaseExpiry.END
+    observed: Observation | None = None
+    gone: bool = False
+
+
+class FakeControl:
+    """Transport and control in one: remembers what it wants and what it heard, and is as strict as the real one."""
+
+    def __init__(self) -> None:
+        self.wants: dict[str, Desired] = {}
+        self.ends: dict[str, End] = {}
+        self.heard: list[Observation] = []
+        self.polls: list[Poll] = []
+        self.current_epoch: str | None = None
+        self.news = asyncio.Event()
+        self.lease_s = 300.0
+        self.down = False
+        self.lose_answers = 0
+        self.refuse: list[Exception] = []
+        self.unknown: list[str] = []
+        self.collect: list = []
+        self.collected_messages: list[Collected] = []
+        self.observe_calls = 0
+        self.deliver_payloads = True
+        self.forget_at_once = False
+        self.incarnation = "1"
+
+    # what tests say
+    def want(self, placement_id: str, kind: Kind = Kind.ENSURE_RUNNING, *, env: dict[str, str] | None = None, content: str = "") -> None:
+        known = self.wants.get(placement_id)
+        if known is None:
+            self.wants[placement_id] = Desired(kind, 1, InitPayload(env=env or {}), f"i{placement_id[4:]}", content)
+        else:
+            known.kind, known.revision, known.content = kind, known.revision + 1, content
+        self.news.set()
+
+    def end(self, placement_id: str, remaining_s: float, revision: int, **more) -> None:
+        self.ends[placement_id] = End(placement_id=placement_id, revision=revision, remaining_s=remaining_s, **more)
+        self.news.set()
+
+    def seen(self, placement_id: str) -> Observation | None:
+        return self.wants[placement_id].observed if placement_id in self.wants else None
+
+    async def next_poll(self) -> Poll:
+        """Answer the parked poll and give the one after it."""
+        count = len(self.polls)
+        self.news.set()
+        await self.until(lambda: len(self.polls) > count)
+        return self.polls[-1]
+
+    async def until(self, condition: Callable[[], bool], within_s: float = 5.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    async def until_ready(self, *placement_ids: str) -> None:
+        await self.until(lambda: all((o := self.seen(i)) is not None and o.ready for i in placement_ids))
+
+    async def until_absent(self, *placement_ids: str) -> None:
+        await self.until(lambda: all((o := self.seen(i)) is not None and o.observed is Observed.ABSENT for i in placement_ids))
+
+    # what control does
+    def command(self, placement_id: str, epoch: str) -> Command:
+        want = self.wants[placement_id]
+        return Command(
+            id=command_id(placement_id, 1, want.revision),
+            kind=want.kind,
+            placement_id=placement_id,
+            sandbox_id=want.sandbox_id,
+            team_id="tea_x",
+            generation=1,
+            desired_revision=want.revision,
+            digest=digest({"kind": want.kind, "revision": want.revision, "content": want.content}),
+            epoch=epoch,
+            spec=SPEC if want.kind is not Kind.ENSURE_ABSENT else None,
+            nonce=f"nonce of {placement_id}" if want.kind is not Kind.ENSURE_ABSENT else None,
+            guest_public_key="a2V5" if want.kind is not Kind.ENSURE_ABSENT else None,
+            guest_token=f"token of {placement_id}" if self.deliver_payloads else None,
+            payload_ref=f"pay_{placement_id}",
+            ready_s=2.0,
+        )
+
+    def _weather(self) -> None:
+        if self.down:
+            raise Unavailable(Code.CONTROL_UNAVAILABLE, "down")
+        if self.refuse:
+            raise self.refuse.pop(0)
+
+    def _listen(self, observations: list[Observation]) -> dict[str, int]:
+        acknowledged: dict[str, int] = {}
+        for observation in observations:
+            self.heard.append(observation)
+            want = self.wants.get(observation.placement_id)
+            if want is not None and (want.observed is None or observation.seq > want.observed.seq):
+                want.observed = observation
+            known = want.observed if want else None
+            acknowledged[observation.placement_id] = known.seq if known else observation.seq
+        return acknowledged
+
+    async def poll(self, message: Poll) -> PollAnswer:
+        self._weather()
+        if self.current_epoch not in (None, message.epoch, message.previous_epoch):
+            raise Refused(Code.OVERLAPPING_AGENT_SESSION, "another run")
+        self.current_epoch = message.epoch
+        self.polls.append(message)
+        acknowledged = self._listen(message.observations)
+        forget = [i for i in message.tombstones if i in self.wants and (o := self.seen(i)) and o.observed is Observed.ABSENT]
+        commands = [
+            self.command(i, message.epoch)
+            for i, want in self.wants.items()
+            if message.holds.get(i, 0) < want.revision
+            and not (want.observed and want.observed.applied_revision >= want.revision)
+            and not (want.observed and want.observed.observed is Observed.ABSENT)
+        ][:16]
+        ends = [end for i, end in self.ends.items() if message.end_revisions.get(i, 0) < end.revision]
+        if not (commands or ends or forget or self.unknown or self.collect):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(message.park_s):
+                    await self.news.wait()
+            self.news.clear()
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "lost")
+        collect, self.collect = self.collect, []
+        return PollAnswer(
+            lease_s=self.lease_s,
+            commands=commands,
+            ends=ends,
+            payloads={f"pay_{c.placement_id}": self.wants[c.placement_id].payload for c in commands} if self.deliver_payloads else {},
+            acknowledged=acknowledged,
+            forget=forget,
+            unknown=self.unknown,
+            collect=collect,
+            incarnation=self.incarnation,
+        )
+
+    async def observe(self, message: Observe) -> ObserveAnswer:
+        self.observe_calls += 1
+        self._weather()
+        if message.epoch != self.current_epoch:
+            raise Refused(Code.STALE_AGENT_EPOCH, "a newer run")
+        acknowledged = self._listen(message.observations)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "lost")
+        forget = [o.placement_id for o in message.observations if o.observed is Observed.ABSENT] if self.forget_at_once else []
+        return ObserveAnswer(acknowledged=acknowledged, forget=forget)
+
+    async def payloads(self, message: PayloadsWanted) -> Payloads:
+        self._weather()
+        return Payloads(
+            payloads={ref: self.wants[ref.removeprefix("pay_")].payload for ref in message.refs},
+            guest_tokens={i: f"token of {i}" for i in message.placements},
+        )
+
+    async def collected(self, message: Collected) -> None:
+        self.collected_messages.append(message)
+
+    async def close(self) -> None:
+        return None
+
+
+class FusedJournal(Journal):
+    """A journal whose process may end before or after any commit."""
+
+    def __init__(self, path: Path, fuse: Fuse) -> None:
+        self._fuse = fuse
+        super().__init__(path, inline=True)
+
+    def submit(self, job):
+        self._fuse.pass_("before commit")
+        future = super().submit(job)
+        self._fuse.pass_("after commit")
+        return future
+
+
+class World:
+    """Everything around the agent."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.machine = Machine()
+        self.control = FakeControl()
+        self.clock = FakeClock()
+        self.fuse = Fuse()
+        self.driver = MachineDriver(self.machine, self.fuse)
+        self.guests = MachineGuests(self.machine, self.fuse)
+        self.alarms: list[LoopAlarm] = []
+        self.facts = FACTS
+        self.inline = True
+        self.agent: Agent | None = None
+        self.task: asyncio.Task[Exit] | None = None
+
+    def boot(self, *, fuse: Fuse | None = None, same_driver: bool = False) -> Agent:
+        """Start a run of the agent on what is there."""
+        self.fuse = fuse or Fuse()
+        if not same_driver:
+            self.driver = MachineDriver(self.machine, self.fuse)
+            self.guests = MachineGuests(self.machine, self.fuse)
+        config = AgentConfig(
+            state_directory=self.directory / "agent", control_url="http://control", facts=self.facts, disk_reserve_mib=1, park_s=5.0
+        )
+        run_fuse = self.fuse
+        self.agent = Agent(
+            config,
+            Identity("hst_x", "ins_x", Secret("credential")),
+            drivers={Isolation.GVISOR: self.driver},
+            clock=self.clock,
+            dice=os.urandom,
+            transport=self.control,
+            guests=self.guests,
+            alarm=self._alarm,
+            journal=lambda: FusedJournal(config.journal_path, run_fuse) if self.inline else Journal(config.journal_path),
+        )
+        self.task = asyncio.get_running_loop().create_task(self.agent.run())
+        return self.agent
+
+    def _alarm(self) -> LoopAlarm:
+        alarm = LoopAlarm(self.clock)
+        self.alarms.append(alarm)
+        return alarm
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass at once, as a suspend of the machine does."""
+        self.clock.skipped += seconds
+        for alarm in self.alarms:
+            alarm.poke()
+
+    async def halt(self) -> Exit:
+        """Ask the run to end."""
+        assert self.agent and self.task
+        self.agent.stop()
+        async with asyncio.timeout(5):
+            return await self.task
+
+    async def kill(self) -> None:
+        """End the run as kill -9 would: nothing that it does from now on has an effect."""
+        assert self.task
+        self.fuse.blown = True
+        self.task.cancel()
+        with contextlib.suppress(BaseException):
+            await self.task
+
+    def verbs(self, placement_id: str) -> list[str]:
+        return [verb for verb, i in self.machine.history if i == placement_id]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    it = World(tmp_path)
+    yield it
+    if it.task is not None and not it.task.done():
+        await it.kill()
