@@ -23,7 +23,19 @@ _NEEDED: Final = ("memory", "pids", "cpu")
 _ALSO: Final = ("cpuacct", "freezer", "devices", "blkio", "cpuset", "systemd")
 
 # What a container may open: the devices that Docker allows, as major:minor of character devices, and pseudo-terminals.
-DEVICES_V1: Final = ("c 1:3 rwm", "c 1:5 rwm", "c 1:7 rwm", "c 1:8 rwm", "c 1:9 rwm", "c 5:0 rwm", "c 5:1 rwm", "c 5:2 rwm", "c 136:* rwm", "b *:* m", "c *:* m")
+DEVICES_V1: Final = (
+    "c 1:3 rwm",
+    "c 1:5 rwm",
+    "c 1:7 rwm",
+    "c 1:8 rwm",
+    "c 1:9 rwm",
+    "c 5:0 rwm",
+    "c 5:1 rwm",
+    "c 5:2 rwm",
+    "c 136:* rwm",
+    "b *:* m",
+    "c *:* m",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,13 @@ def detect(base: Path = Path("/sys/fs/cgroup"), table: list[mounts.Mount] | None
 def directories(layout: Layout, group: str) -> list[Path]:
     """Every directory that makes up a group; each hierarchy once."""
     return list(dict.fromkeys(root / group for _, root in layout.roots))
+
+
+def own_views(layout: Layout, group: str) -> tuple[tuple[str, str], ...]:
+    """(directory, name) of what a container may see of its own group below /sys/fs/cgroup; on v2 the name is empty."""
+    if layout.version == 2:
+        return ((str(layout.roots[0][1] / group), ""),)
+    return tuple((str(root / group), name) for name, root in layout.roots if name in ("memory", "cpu", "cpuacct", "pids"))
 
 
 def cpu_quota_us(cpu_millis: int) -> int:

@@ -117,9 +117,7 @@ def add_veth(near: End, far: End, far_namespace_fd: int, *, mtu: int = 1500) -> 
 def add_link(name: str, kind: str) -> Request:
     """Make a device of a kind without options (`dummy`, `bridge`), down."""
     body = (
-        _IFINFO.pack(0, 0, 0, 0, 0)
-        + attribute(IFLA_IFNAME, _text(name))
-        + nested(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, kind.encode()))
+        _IFINFO.pack(0, 0, 0, 0, 0) + attribute(IFLA_IFNAME, _text(name)) + nested(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, kind.encode()))
     )
     return Request(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body, f"add {kind} {name}", tolerated=(errno.EEXIST,))
 
@@ -177,7 +175,9 @@ class Link:
 def _link(payload: bytes) -> Link:
     _family, _kind, index, _flags, _change = _IFINFO.unpack_from(payload)
     found = dict(attributes(payload[_IFINFO.size :]))
-    return Link(index, found.get(IFLA_IFNAME, b"").rstrip(b"\0").decode(), found.get(IFLA_IFALIAS, b"").rstrip(b"\0").decode(errors="replace"))
+    return Link(
+        index, found.get(IFLA_IFNAME, b"").rstrip(b"\0").decode(), found.get(IFLA_IFALIAS, b"").rstrip(b"\0").decode(errors="replace")
+    )
 
 
 def find(sock: Socket, name: str) -> Link | None:
@@ -194,4 +194,8 @@ def find(sock: Socket, name: str) -> Link | None:
 
 def list_all(sock: Socket) -> list[Link]:
     """Every device of the namespace."""
-    return [_link(payload) for kind, payload in sock.ask(Request(RTM_GETLINK, NLM_F_DUMP, _IFINFO.pack(0, 0, 0, 0, 0), "list links")) if kind == RTM_NEWLINK]
+    return [
+        _link(payload)
+        for kind, payload in sock.ask(Request(RTM_GETLINK, NLM_F_DUMP, _IFINFO.pack(0, 0, 0, 0, 0), "list links"))
+        if kind == RTM_NEWLINK
+    ]

@@ -19,7 +19,7 @@ from typing import Final
 
 def all_pids() -> Iterator[int]:
     """Every process that can be seen now."""
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of Path objects for nothing
         if name.isdigit():
             yield int(name)
 
@@ -36,7 +36,7 @@ def children(pid: int) -> list[int]:
     """The children of every thread of a process."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in os.listdir(f"/proc/{pid}/task"):
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - as above
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found += [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
     return found

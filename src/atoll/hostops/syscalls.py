@@ -39,12 +39,12 @@ def setns(fd: int, kind: int) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int = 0, data: str | None = None) -> None:
-    """mount(2)."""
+    """Mount, as the system call has it."""
     arguments = [None if text is None else text.encode() for text in (source, target, kind)]
     result = _libc.mount(*arguments, ctypes.c_ulong(flags), None if data is None else data.encode())
     _check(result, f"mount {kind or ''} {source or ''} on {target}")
 
 
 def umount(target: str, flags: int = 0) -> None:
-    """umount2(2)."""
+    """Unmount; MNT_DETACH lets go at once and finishes when nobody uses it."""
     _check(_libc.umount2(target.encode(), ctypes.c_int(flags)), f"umount {target}")

@@ -43,7 +43,12 @@ def _manifest(directory: Path) -> CachedImage:
     try:
         content: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
         image = CachedImage(
-            str(content["name"]), str(content["digest"]), directory, str(content.get("arch", "")), int(content["size_bytes"]), int(content["entries"])
+            str(content["name"]),
+            str(content["digest"]),
+            directory,
+            str(content.get("arch", "")),
+            int(content["size_bytes"]),
+            int(content["entries"]),
         )
         recipe = content["recipe_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -67,7 +72,9 @@ def _entries(directory: Path) -> list[Path]:
         found.append(current.resolve())
     if directory.is_dir():
         found += sorted(
-            path for path in directory.iterdir() if path.is_dir() and not path.is_symlink() and (path / MANIFEST).exists() and not path.name.startswith(".")
+            path
+            for path in directory.iterdir()
+            if path.is_dir() and not path.is_symlink() and (path / MANIFEST).exists() and not path.name.startswith(".")
         )
     return list(dict.fromkeys(found))
 
@@ -143,7 +150,7 @@ class ImageCache:
         *Errors*: Refused(IMAGE_UNAVAILABLE, IMAGE_CORRUPT).
         """
         image = self.look_up(digest, name)
-        info = os.stat(image.directory / MANIFEST)
+        info = (image.directory / MANIFEST).stat()
         key = (image.directory, info.st_ino, info.st_mtime_ns)
         if key not in self._verified:
             verify(image)

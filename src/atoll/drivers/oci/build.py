@@ -10,10 +10,12 @@ shared = oci_driver(replace(config, runtime=RuntimeKind.CRUN), pool)
 from __future__ import annotations
 
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
+from atoll.drivers.oci.crun import Crun
 from atoll.drivers.oci.driver import OciDriver
 from atoll.drivers.oci.runsc import Runsc
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.port import Mark
+from atoll.hostops import cgroups
 
 SLOTS_READY = 8
 
@@ -27,4 +29,5 @@ def oci_driver(config: OciConfig, pool: SlotPool) -> OciDriver:
     """A driver for `config.runtime`. Nothing happens before its `open`."""
     if config.runtime is RuntimeKind.RUNSC:
         return OciDriver(config, pool, Runsc(config.runsc, config.run_dir / "runsc"))
-    raise NotImplementedError(config.runtime)
+    runtime = Crun(config.crun, config.runc, config.run_dir / "crun", cgroups.detect(), spare_disks=config.spare_disks)
+    return OciDriver(config, pool, runtime)

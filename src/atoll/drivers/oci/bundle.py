@@ -56,6 +56,8 @@ class Places:
     namespace: str
     cgroup: str
     nofile_max: int
+    cgroup_binds: tuple[tuple[str, str], ...] = ()
+    """(host directory, name below /sys/fs/cgroup): the guest's own groups, for programs that read their limits there."""
     tmpfs_percent: int = 50
     shm_mib_max: int = 1024
     command: tuple[str, ...] = ()
@@ -92,7 +94,7 @@ def make(kind: RuntimeKind, order: Order, places: Places) -> dict[str, Any]:
             "args": list(places.command) or [GUEST_PATH],
             "env": [f"PATH={PATH}", "HOME=/root", f"{CONFIG_VARIABLE}={guest_environment(order)}"],
             "cwd": "/",
-            "capabilities": {name: capabilities for name in ("bounding", "effective", "permitted")},
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "rlimits": [
                 {"type": "RLIMIT_NOFILE", "soft": places.nofile_max, "hard": places.nofile_max},
                 {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
@@ -115,7 +117,7 @@ def _mounts(gvisor: bool, order: Order, places: Places) -> list[dict[str, Any]]:
         _mount("/proc", "proc", "proc", quiet),
         _mount("/dev", "tmpfs", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
         _mount("/dev/pts", "devpts", "devpts", ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
-        _mount("/dev/shm", "tmpfs", "shm", [*quiet, "mode=1777", shm]),
+        _mount("/dev/shm", "tmpfs", "shm", [*quiet, "mode=1777", shm]),  # noqa: S108 - the guest's
         _mount("/sys", "sysfs", "sysfs", [*quiet, "ro"]),
         _mount("/tmp", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=1777", sized]),  # noqa: S108 - the guest's
         _mount("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755", sized]),
@@ -123,11 +125,16 @@ def _mounts(gvisor: bool, order: Order, places: Places) -> list[dict[str, Any]]:
     if gvisor:
         # The guest's own hierarchy: its pids.max is what bounds a fork bomb without ending the sandbox.
         mounts.append(_mount("/sys/fs/cgroup", "cgroup", "cgroup", [*quiet, "relatime"]))
+        # The sentry keeps what the guest writes, so nothing can be written for it beforehand; crun's disk has the file already.
+        mounts.append(_mount("/etc/resolv.conf", "bind", places.resolv_conf, ["bind", "ro", *quiet]))
     else:
         mounts.append(_mount("/dev/mqueue", "mqueue", "mqueue", quiet))
+        mounts.append(_mount("/sys/fs/cgroup", "tmpfs", "tmpfs", [*quiet, "mode=755", "size=64k"]))
+        mounts += [
+            _mount(f"/sys/fs/cgroup/{name}".rstrip("/"), "bind", source, ["bind", "ro", *quiet]) for source, name in places.cgroup_binds
+        ]
     if not places.command:
         mounts.append(_mount(GUEST_PATH, "bind", places.guest_binary, ["bind", "ro", "nosuid", "nodev"]))
-    mounts.append(_mount("/etc/resolv.conf", "bind", places.resolv_conf, ["bind", "ro", *quiet]))
     return mounts
 
 
@@ -139,18 +146,21 @@ def _linux(kind: RuntimeKind, order: Order, places: Places) -> dict[str, Any]:
     spec = order.spec
     namespaces: list[dict[str, str]] = [{"type": name} for name in ("pid", "ipc", "uts", "mount")]
     namespaces.append({"type": "network", "path": places.namespace})
+    limited: dict[str, Any] = {
+        "cgroupsPath": f"/{places.cgroup}",
+        "resources": {
+            "memory": {"limit": spec.memory_mib << 20},
+            "cpu": {"quota": cpu_quota_us(spec.cpu_millis), "period": CPU_PERIOD_US},
+            "pids": {"limit": host_pids_max(kind, spec.pids_max)},
+        },
+    }
     if kind is RuntimeKind.RUNSC:
         # runsc makes its own control group below our parent, so that the guest's MemTotal is the limit.
-        return {
-            "namespaces": namespaces,
-            "cgroupsPath": f"/{places.cgroup}",
-            "resources": {
-                "memory": {"limit": spec.memory_mib << 20},
-                "cpu": {"quota": cpu_quota_us(spec.cpu_millis), "period": CPU_PERIOD_US},
-                "pids": {"limit": host_pids_max(kind, spec.pids_max)},
-            },
-        }
+        return {"namespaces": namespaces, **limited}
+    # Ours are made before crun starts, which is told to manage none; runc, which cannot be told, finds them as it would make them.
+    limited["resources"]["devices"] = [{"allow": False, "access": "rwm"}]
     return {
+        **limited,
         "namespaces": [*namespaces, {"type": "cgroup"}],
         "maskedPaths": list(MASKED),
         "readonlyPaths": list(READ_ONLY),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -39,6 +40,8 @@ BUNDLE: Final = "config.json"
 RESOLV_CONF: Final = "resolv.conf"
 THREADS: Final = 16
 UPKEEP_S: Final = 5.0
+EXIT_LOOKS: Final = 5
+EXIT_LOOK_S: Final = 0.01
 GVISOR_NOFILE_MAX: Final = 1_048_576
 
 
@@ -158,7 +161,9 @@ class OciDriver:
         space = os.statvfs(self._config.state_dir)
         free_mib = space.f_bavail * space.f_frsize >> 20
         if free_mib < self._config.disk_spare_mib:
-            raise Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir} has {free_mib} MiB free, {self._config.disk_spare_mib} are kept spare")
+            raise Refused(
+                Code.HOST_DISK_FULL, f"{self._config.state_dir} has {free_mib} MiB free, {self._config.disk_spare_mib} are kept spare"
+            )
         try:
             directory.mkdir(exist_ok=True, mode=0o700)
             if (earlier := records.read(directory)) is None or earlier.generation != order.generation:
@@ -181,6 +186,7 @@ class OciDriver:
             namespace=slot.path,
             cgroup=self._view.group(order.placement_id),
             nofile_max=self._nofile_max,
+            cgroup_binds=cgroups.own_views(self._layout, self._view.group(order.placement_id)),
             tmpfs_percent=self._config.tmpfs_percent,
             shm_mib_max=self._config.shm_mib_max,
             command=self._config.guest_command,
@@ -210,7 +216,12 @@ class OciDriver:
         assert slot is not None
         image = self._images.look_up(order.spec.image, order.spec.image_name)
         launch = Launch(
-            order.placement_id, self._view.directory(order.placement_id), self._view.group(order.placement_id), order, image.rootfs, self._nofile_max
+            container_id=order.placement_id,
+            directory=self._view.directory(order.placement_id),
+            group=self._view.group(order.placement_id),
+            order=order,
+            rootfs=image.rootfs,
+            resolv_conf=self._config.run_dir / RESOLV_CONF,
         )
         live.ending, live.reason = False, None
         try:
@@ -428,11 +439,26 @@ class OciDriver:
             live.pidfd = None
 
     def _on_readable(self, placement_id: str, pidfd: int) -> None:
-        reason = processes.exit_reason(pidfd) or "exited"
-        if reason == "signal 9" and cgroups.oom_kills(self._layout, self._view.group(placement_id)):
+        """The guest has ended: stop watching, and find out how."""
+        asyncio.get_running_loop().remove_reader(pidfd)
+        live = self._live[placement_id]
+        live.pidfd = None
+        self._spawn(self._ended(placement_id, pidfd), f"exit of {placement_id}")
+
+    async def _ended(self, placement_id: str, pidfd: int) -> None:
+        try:
+            reason = processes.exit_reason(pidfd)
+            for _ in range(EXIT_LOOKS):
+                if reason is not None:
+                    break
+                # The kernel tells it once init has reaped the process, a moment after the descriptor became readable.
+                await asyncio.sleep(EXIT_LOOK_S)
+                reason = processes.exit_reason(pidfd)
+        finally:
+            os.close(pidfd)
+        if reason in (None, "signal 9") and cgroups.oom_kills(self._layout, self._view.group(placement_id)):
             reason = "oom"
-        self._unwatch(placement_id)
-        self._spawn(self._exited(placement_id, reason), f"exit of {placement_id}")
+        await self._exited(placement_id, reason or "exited")
 
     async def _exited(self, placement_id: str, reason: str) -> None:
         live = self._live.get(placement_id)
@@ -461,8 +487,6 @@ class OciDriver:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _disk_error(self, error: OSError) -> Refused:
-        import errno
-
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir}: {error}")
         return Refused(Code.START_FAILED, f"{self._config.state_dir}: {error}")

@@ -53,8 +53,6 @@ class Traces:
     def names(self) -> tuple[str, ...]:
         """For people: what is there, one name each."""
         found = [f"process {pid}" for pid in self.pids]
-        if self.guest is not None and self.guest not in self.pids:
-            found.append(f"process {self.guest}")
         found += [f"cgroup {path}" for path in self.groups]
         found += [f"runtime state {path}" for path in self.runtime_files]
         found += [f"slot {number}" for number in self.slots]
@@ -77,7 +75,8 @@ def traces(view: View, placement_id: str, slots: Mapping[int, str], *, strays: b
     if strays:
         pids |= {pid for pid in processes.mentioning(placement_id) if _is_runtime(view, pid)}
     pid = read_pid(directory) if there else None
-    guest = pid if pid is not None and processes.alive(pid) and view.runtime.is_guest(pid, placement_id) else None
+    # A number in a file is nobody's identity: it must be in the placement's own group, and be what the runtime would have started.
+    guest = pid if pid in pids and processes.alive(pid) and view.runtime.is_guest(pid, placement_id) else None
     return Traces(
         directory=directory if there else None,
         record=records.read(directory) if there else None,

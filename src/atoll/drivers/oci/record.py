@@ -7,7 +7,6 @@ up and for finding the guest's address; whether something runs is read from the 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +36,7 @@ def write(directory: Path, record: Record) -> None:
     """Have this record in the directory, whole or not at all."""
     temporary = directory / f".{FILE}"
     temporary.write_text(json.dumps(asdict(record)))
-    os.replace(temporary, directory / FILE)
+    temporary.replace(directory / FILE)
 
 
 def read(directory: Path) -> Record | None:

@@ -36,11 +36,11 @@ class Runsc:
             with contextlib.suppress(FileNotFoundError):
                 (self._root / "null-netns").unlink()
 
-    def make_disk(self, directory: Path, disk_mib: int) -> None:
+    def make_disk(self, directory: Path, disk_mib: int) -> None:  # noqa: ARG002 - the port's
         """A directory: the sentry keeps what the guest writes in one unlinked or hidden file there, of a size that it limits itself."""
         (directory / DISK).mkdir(exist_ok=True, mode=0o700)
 
-    def rootfs(self, directory: Path, image: Path) -> Path:
+    def rootfs(self, directory: Path, image: Path) -> Path:  # noqa: ARG002 - the port's
         return image
 
     def command(self, launch: Launch, verb: str, *options: str) -> list[str]:
@@ -73,28 +73,34 @@ class Runsc:
             raise Refused(Code.START_FAILED, f"runsc wrote no pid to {pid_file}")
         return pid
 
-    def settle(self, launch: Launch, pid: int) -> None:
+    def settle(self, launch: Launch, pid: int) -> None:  # noqa: ARG002 - the port's
         """Make the guest's own processes (the sentry's children) the first to go when the group's memory runs out, not the sentry."""
         for pause in SETTLE_ROUNDS:
             time.sleep(pause)
             for stub in processes.descendants(pid):
                 processes.set_oom_score(stub, STUB_OOM_SCORE)
 
-    def ask_to_end(self, container_id: str, pid: int) -> None:
+    def ask_to_end(self, container_id: str, pid: int) -> None:  # noqa: ARG002 - the port's
         subprocess.run(
             [str(self.binary), f"--root={self._root}", "kill", container_id, "TERM"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=5, check=False,
         )  # fmt: skip
 
     def state_paths(self, container_id: str) -> list[Path]:
-        names = (f"{container_id}_sandbox:{container_id}.state", f"{container_id}_sandbox:{container_id}.lock", f"runsc-{container_id}.sock")
+        names = (
+            f"{container_id}_sandbox:{container_id}.state",
+            f"{container_id}_sandbox:{container_id}.lock",
+            f"runsc-{container_id}.sock",
+        )
         return [path for name in names if (path := self._root / name).exists()]
 
     def containers(self) -> set[str]:
         if not self._root.is_dir():
             return set()
         names = [path.name for path in self._root.iterdir()]
-        sockets = {name.removeprefix("runsc-").removesuffix(".sock") for name in names if name.startswith("runsc-") and name.endswith(".sock")}
+        sockets = {
+            name.removeprefix("runsc-").removesuffix(".sock") for name in names if name.startswith("runsc-") and name.endswith(".sock")
+        }
         return sockets | {name.partition("_sandbox:")[0] for name in names if "_sandbox:" in name}
 
     def is_guest(self, pid: int, container_id: str) -> bool:

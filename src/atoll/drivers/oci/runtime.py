@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ class Launch:
     group: str
     order: Order
     rootfs: Path
-    nofile_max: int
+    resolv_conf: Path
 
 
 class Runtime(Protocol):
@@ -121,15 +120,6 @@ def _last_words(console: Path, offset: int) -> str:
         file.seek(max(offset, 0))
         text = file.read(65536).decode(errors="replace").strip()
     return text[-600:] or "it said nothing"
-
-
-def write_atomically(path: Path, content: str, mode: int = 0o600) -> None:
-    """Write a file whole or not at all."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(fd, "w") as file:
-        os.fchmod(fd, mode)
-        file.write(content)
-    os.replace(temporary, path)
 
 
 def read_pid(directory: Path) -> int | None:

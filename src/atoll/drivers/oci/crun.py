@@ -1,0 +1,237 @@
+"""crun, with runc as its stand-in: containers that share the host's kernel ("shared-kernel", only when the operator says so).
+
+Theory of operation. The guest's root is an overlay: the image below, a sparse ext4 of the spec's size on a loop device above. Both are
+mounted in the mount namespace of a thread of ours, the runtime is started from there and copies that namespace for the container, and
+then they are unmounted in the thread: so they exist only in the container's own namespace, end with it, and the host's mount table
+never grows. The same thread has no cgroup v2 tree mounted on a hybrid machine, where crun refuses to work (isolation.md A4).
+Control groups are ours, not the runtime's: the runtime is started by a shell that first joins them, and told to manage none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import shlex
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from atoll.base.errors import Code, Refused
+from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run
+from atoll.hostops import cgroups, loopdisk, mounts, namespaces, processes, syscalls
+from atoll.hostops.cgroups import Layout, Limits
+
+DISK: Final = "disk.img"
+UPPER: Final = "disk"
+ROOT: Final = "rootfs"
+BOOT_FILE: Final = "disk.boot"
+UNIFIED: Final = "/sys/fs/cgroup/unified"
+MOUNT_THREADS: Final = 4
+END_GRACE_SIGNAL: Final = 15
+
+
+class SpareDisks:
+    """Formatted disks of the sizes that have been asked for, made ahead."""
+
+    def __init__(self, directory: Path, ahead: int) -> None:
+        self._directory = directory
+        self._ahead = ahead
+        self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for leftover in self._directory.glob(".*.unfinished"):
+            leftover.unlink(missing_ok=True)
+        self._thread = threading.Thread(target=self._work, name="spare disks", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._wanted.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def take(self, target: Path, size_mib: int) -> None:
+        """Have a fresh disk at `target`: a spare one moved there, or one made now."""
+        self._wanted.put(size_mib)
+        for spare in self._spares(size_mib):
+            try:
+                spare.rename(target)
+            except FileNotFoundError:
+                continue  # another thread was faster
+            return
+        loopdisk.make(target, size_mib)
+
+    def _spares(self, size_mib: int) -> list[Path]:
+        return sorted(self._directory.glob(f"{size_mib}-*.img"))
+
+    def _work(self) -> None:
+        number = 0
+        while (size_mib := self._wanted.get()) is not None:
+            while len(self._spares(size_mib)) < self._ahead:
+                number += 1
+                try:
+                    loopdisk.make(self._directory / f"{size_mib}-{os.getpid()}-{number}.img", size_mib)
+                except OSError:
+                    break  # whoever needs one makes it and hears why not
+
+
+class Crun:
+    """Containers by crun, or by runc when crun cannot run one on this machine."""
+
+    def __init__(self, crun: Path, runc: Path, root: Path, layout: Layout, *, spare_disks: int = 2) -> None:
+        self._crun = crun
+        self._runc = runc
+        self._root = root
+        self._layout = layout
+        self._disks = SpareDisks(root / "disks", spare_disks)
+        self._mounters: ThreadPoolExecutor | None = None
+        self._use_runc = not crun.exists() and runc.exists()
+
+    @property
+    def binary(self) -> Path:
+        return self._runc if self._use_runc else self._crun
+
+    @property
+    def is_runc(self) -> bool:
+        """True when runc stands in."""
+        return self._use_runc
+
+    def use_runc(self) -> None:
+        """From now on start with runc."""
+        self._use_runc = True
+
+    @property
+    def _state(self) -> Path:
+        return self._root / "containers"
+
+    def open(self) -> None:
+        self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._disks.open()
+        self._mounters = ThreadPoolExecutor(max_workers=MOUNT_THREADS, thread_name_prefix="mounts", initializer=self._enter)
+
+    def _enter(self) -> None:
+        namespaces.new_mount_namespace()
+        if any(mount.point == UNIFIED for mount in mounts.table()) and self._layout.version == 1:
+            syscalls.umount(UNIFIED, syscalls.MNT_DETACH)
+
+    def close(self) -> None:
+        if self._mounters is not None:
+            self._mounters.shutdown(wait=True)
+            self._mounters = None
+        self._disks.close()
+
+    # -- disk
+
+    def make_disk(self, directory: Path, disk_mib: int) -> None:
+        if not (directory / DISK).exists():
+            self._disks.take(directory / DISK, disk_mib)
+        for name in (UPPER, ROOT):
+            (directory / name).mkdir(exist_ok=True, mode=0o700)
+
+    def rootfs(self, directory: Path, image: Path) -> Path:  # noqa: ARG002 - the port's
+        return directory / ROOT
+
+    # -- start
+
+    def start(self, launch: Launch) -> int:
+        if self._mounters is None:
+            raise RuntimeError("the runtime is not open")
+        spec = launch.order.spec
+        limits = Limits(spec.memory_mib, spec.cpu_millis, spec.pids_max, devices=True)
+        cgroups.make(self._layout, launch.group, limits)
+        self._mounters.submit(self._start_in_thread, launch).result()
+        pid = read_pid(launch.directory)
+        if pid is None:
+            raise Refused(Code.START_FAILED, f"{self.binary.name} wrote no pid")
+        return pid
+
+    def _start_in_thread(self, launch: Launch) -> None:
+        directory = launch.directory
+        upper, root = directory / UPPER, directory / ROOT
+        try:
+            self._mount(launch, upper, root)
+            run(self._command(launch), console=directory / CONSOLE)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise Refused(Code.HOST_DISK_FULL, str(error)) from error
+            raise Refused(Code.START_FAILED, str(error)) from error
+        finally:
+            for point in (root, upper):
+                with contextlib.suppress(OSError):
+                    syscalls.umount(str(point), syscalls.MNT_DETACH)
+
+    def _mount(self, launch: Launch, upper: Path, root: Path) -> None:
+        self._check_after_crash(launch.directory)
+        device, fd = loopdisk.attach(launch.directory / DISK)
+        try:
+            syscalls.mount(device, str(upper), "ext4", syscalls.MS_NODEV | syscalls.MS_NOATIME)
+        finally:
+            os.close(fd)
+        files, work = upper / "upper", upper / "work"
+        if not files.exists():
+            work.mkdir(mode=0o700, exist_ok=True)
+            self._first_files(launch, files)
+        syscalls.mount("overlay", str(root), "overlay", syscalls.MS_NODEV, f"lowerdir={launch.rootfs},upperdir={files},workdir={work}")
+
+    def _first_files(self, launch: Launch, files: Path) -> None:
+        """What a new guest finds on its disk: a root with the image's mode, and a hosts file with its own name."""
+        unfinished = files.with_name("upper.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        image = launch.rootfs
+        shutil.copystat(image, unfinished)
+        etc = image / "etc"
+        if etc.is_dir() and not etc.is_symlink():
+            (unfinished / "etc").mkdir()
+            shutil.copystat(etc, unfinished / "etc")
+            hosts = unfinished / "etc" / "hosts"
+            hosts.write_text(f"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {launch.order.hostname}\n")
+            hosts.chmod(0o644)
+            shutil.copyfile(launch.resolv_conf, unfinished / "etc" / "resolv.conf")
+        unfinished.rename(files)
+
+    def _check_after_crash(self, directory: Path) -> None:
+        """A disk without a journal that was in use when the host went down is checked before it is used again."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        note = directory / BOOT_FILE
+        if note.exists() and note.read_text() != boot:
+            loopdisk.check(directory / DISK)
+        note.write_text(boot)
+
+    def _command(self, launch: Launch) -> list[str]:
+        """A shell that joins the groups and becomes the runtime: the container is born inside its limits."""
+        join = "".join(f"echo 0 >{shlex.quote(str(path / 'cgroup.procs'))} && " for path in cgroups.directories(self._layout, launch.group))
+        if self._use_runc:
+            # runc cannot be told to leave control groups alone; it is given the group that it is already in.
+            runtime = [str(self._runc), f"--root={self._state}"]
+        else:
+            runtime = [str(self._crun), f"--root={self._state}", "--cgroup-manager=disabled"]
+        runtime += ["run", "--detach", f"--bundle={launch.directory}", f"--pid-file={launch.directory / PID_FILE}", launch.container_id]
+        return ["/bin/sh", "-c", f"{join}exec {shlex.join(runtime)}"]
+
+    def settle(self, launch: Launch, pid: int) -> None:
+        """Nothing waits: the limits were there before the guest was."""
+
+    # -- end and look
+
+    def ask_to_end(self, container_id: str, pid: int) -> None:  # noqa: ARG002 - the port's
+        processes.send_signal(pid, END_GRACE_SIGNAL)
+
+    def state_paths(self, container_id: str) -> list[Path]:
+        path = self._state / container_id
+        return [path] if path.exists() else []
+
+    def containers(self) -> set[str]:
+        if not self._state.is_dir():
+            return set()
+        return {path.name for path in self._state.iterdir() if path.is_dir() and not path.name.startswith(".")}
+
+    def is_guest(self, pid: int, container_id: str) -> bool:  # noqa: ARG002 - the port's
+        """The container's first process is recognised by its control group alone (look.traces)."""
+        return True
