@@ -63,3 +63,12 @@ def place(text: str) -> tuple[str | None, str]:
     if sign and _SANDBOX.fullmatch(head):
         return head, path or "."
     return None, text
+
+
+def after_dashes(command: Sequence[str]) -> list[str]:
+    """A command without the `--` that people put before it. *Errors*: typer.BadParameter when nothing follows."""
+    if command and command[0] == "--":
+        command = command[1:]
+        if not command:
+            raise typer.BadParameter("a command must follow --")
+    return list(command)

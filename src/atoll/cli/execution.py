@@ -9,15 +9,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from atoll.base.errors import AtollError, Code, Unavailable
+from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.cli import output
-from atoll.client.guest import Ended, Guest, Output, Started
+from atoll.client.guest import Ended, Event, Guest, Output, Started
 
 INPUT_BYTES: Final = 1 << 16
+CANNOT_START: Final = 127
 _SIGNALS: Final = {"killed": 9, "terminated": 15, "interrupt": 2, "hangup": 1, "aborted": 6, "segmentation fault": 11, "broken pipe": 13, "quit": 3}
 
 
@@ -42,7 +43,36 @@ def exit_status(end: Ended) -> int:
 
 
 def run(guest: Guest, command: list[str], options: Options) -> int:
-    """Run it; its exit status. The first Ctrl-C asks it to end, the second kills it."""
+    """Run it; its exit status, or `CANNOT_START` as a shell would say. The first Ctrl-C asks it to end, the second kills it."""
+    try:
+        return _run(guest, command, options)
+    except _CannotStartError as error:
+        output.show_error(error.reason, as_json=options.as_json)
+        return CANNOT_START
+
+
+class _CannotStartError(Exception):
+    """The guest refused the command before it ran."""
+
+    def __init__(self, reason: AtollError) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
+
+
+def _until_started(events: Iterator[Event]) -> Iterator[Event]:
+    """The events; a refusal before the first is told apart from one that comes later."""
+    try:
+        first = next(events, None)
+    except Refused as error:
+        if error.code is Code.INVALID_REQUEST:
+            raise _CannotStartError(error) from error
+        raise
+    if first is not None:
+        yield first
+    yield from events
+
+
+def _run(guest: Guest, command: list[str], options: Options) -> int:
     kept: dict[str, list[bytes]] = {"stdout": [], "stderr": [], "pty": []}
     started_s, pid = time.monotonic(), 0
     interrupts = _Interrupts(guest)
@@ -52,7 +82,7 @@ def run(guest: Guest, command: list[str], options: Options) -> int:
         ) as events,
         interrupts,
     ):
-        for event in events:
+        for event in _until_started(events):
             match event:
                 case Started():
                     pid = interrupts.pid = event.pid

@@ -67,7 +67,7 @@ def create(  # noqa: PLR0913, PLR0917 - a command has as many options as it need
         else:
             print(made["id"], flush=True)
         if shell:
-            _open_shell(api, made, user=None, cwd=None, command=None)
+            _open_shell(api, made, user=None, cwd=None, command=[])
 
 
 @app.command("list")
@@ -146,9 +146,10 @@ def execute(
     timeout: Annotated[str | None, typer.Option(help="Kill it after this: 90s, 5m.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a command in a sandbox and exit with its status. Options come before SANDBOX."""
+    """Run a command in a sandbox and exit with its status (127: it cannot be started). Options come before SANDBOX."""
     from atoll.cli import execution
 
+    command = arguments.after_dashes(command)
     with session() as api, api.guest(_running(api, sandbox)) as guest:
         code = execution.run(
             guest,
@@ -175,7 +176,7 @@ def shell(
 ) -> None:
     """Open a terminal in a sandbox; exit with the shell's status. Options come before SANDBOX."""
     with session() as api:
-        code = _open_shell(api, _running(api, sandbox), user=user, cwd=cwd, command=command)
+        code = _open_shell(api, _running(api, sandbox), user=user, cwd=cwd, command=arguments.after_dashes(command or []))
     if as_json:
         output.document({"sandbox": sandbox, "exitCode": code})
     raise typer.Exit(code)
@@ -329,7 +330,7 @@ def _running(api: Api, sandbox_id: str) -> dict[str, Any]:
     return found
 
 
-def _open_shell(api: Api, found: dict[str, Any], *, user: str | None, cwd: str | None, command: list[str] | None) -> int:
+def _open_shell(api: Api, found: dict[str, Any], *, user: str | None, cwd: str | None, command: list[str]) -> int:
     from atoll.cli import terminal
 
     with api.guest(found) as guest:

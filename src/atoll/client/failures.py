@@ -82,6 +82,12 @@ def of_stream(error: dict[str, Any], *, sandbox_id: str) -> AtollError:
     return Refused(_BY_CONNECT.get(name, Code.INTERNAL), text, hint="The guest refused it.")
 
 
+def connect_code(body: bytes) -> str:
+    """The code of a Connect error; empty when it is none (a route that the guest does not have answers 404, too)."""
+    code = _error_object(body).get("code")
+    return code if isinstance(code, str) else ""
+
+
 def unreachable(url: str, error: Exception, *, sent: bool) -> AtollError:
     """No answer at all. `sent`: a change may have been carried out."""
     reason = str(error) or type(error).__name__

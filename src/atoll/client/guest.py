@@ -193,7 +193,7 @@ class Guest:
     def stat(self, path: str, *, user: str | None = None) -> dict[str, Any] | None:
         """The entry at `path`; None when there is none."""
         answer = self._rpc("/filesystem.Filesystem/Stat", {"path": path}, user=user)
-        if answer.status_code == 404:
+        if answer.status_code == 404 and failures.connect_code(answer.content) == "not_found":
             return None
         self._raise_for(answer)
         return dict(answer.json().get("entry") or {})
