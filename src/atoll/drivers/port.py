@@ -33,6 +33,8 @@ class Capabilities:
     stop_keeps_disk: bool = False
     survives_agent: bool = True
     """Sandboxes go on while the agent is away, and are adopted."""
+    guest_handshake: bool = True
+    """A running guest answers GET /atoll/hello; False (fakes): it is ready as soon as it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ OnExit = Callable[[str, str], Awaitable[None]]
 class Driver(Protocol):
     """Errors of every verb: `base.errors.Refused` (HOST_DISK_FULL, IMAGE_UNAVAILABLE, IMAGE_CORRUPT, RUNTIME_MISSING, START_FAILED),
     `Unavailable` (nothing happened), `OutcomeUnknown`; `remove` raises CLEANUP_FAILED with what is left after having done every
-    step that it could."""
+    step that it could.
+    """
 
     @property
     def capabilities(self) -> Capabilities: ...

@@ -1,0 +1,227 @@
+"""The `fake` driver.
+
+Theory of operation. The machine is a `FakeMachine`: a table of placements that outlives the driver, as real processes outlive an agent,
+so a test can drop a driver, make another on the same machine and see what it adopts. Each verb first waits as long as its `Weather` says,
+then fails if the weather says so, then changes the table. Time comes from a sleep function, so that a simulator's clock can rule.
+Its guests answer nothing: `capabilities.guest_handshake` is False, and an agent takes a running guest for ready at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from atoll.base.errors import Code, Refused
+from atoll.domain.spec import Isolation
+from atoll.drivers.port import Capabilities, Held, Image, Mark, OnExit, Order, Power, Probe, Seen
+
+ADDRESS = "127.0.0.1"
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class FakePlacement:
+    """One placement on a fake machine."""
+
+    mark: Mark
+    order: Order
+    power: Power
+    reason: str | None = None
+    stuck: bool = False
+    """A part that cannot be removed: `remove` reports it until a test clears this."""
+    console: bytes = b""
+
+
+@dataclass(slots=True)
+class FakeMachine:
+    """What outlives a driver."""
+
+    placements: dict[str, FakePlacement] = field(default_factory=dict)
+    images: list[Image] = field(default_factory=lambda: [Image("sha256:" + "0" * 64, "base", labels={"arch": "x86_64"})])
+    corrupt: set[str] = field(default_factory=set)
+    """Digests whose files do not match their manifest."""
+    disk_full: bool = False
+
+
+@dataclass(slots=True)
+class Weather:
+    """Latencies and faults, by verb (`prepare`, `start`, `stop`, `remove`, `inspect`, `held`, `adopt`, `probe`). *Units*: seconds."""
+
+    delay_s: dict[str, float] = field(default_factory=dict)
+    fail: dict[str, list[BaseException]] = field(default_factory=dict)
+    """Errors to raise, one per call, in order."""
+    fail_after: dict[str, list[BaseException]] = field(default_factory=dict)
+    """The same, but after the verb has done its work: the caller does not know that it was done."""
+
+
+class FakeDriver:
+    """Driver of a `FakeMachine`."""
+
+    def __init__(
+        self,
+        mark: Mark,
+        *,
+        machine: FakeMachine | None = None,
+        weather: Weather | None = None,
+        isolation: Isolation = Isolation.GVISOR,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.machine = machine or FakeMachine()
+        self.weather = weather or Weather()
+        self._mark = mark
+        self._sleep = sleep
+        self._on_exit: OnExit | None = None
+        self._watched: set[str] = set()
+        self._ending: set[str] = set()
+        self._capabilities = Capabilities(
+            name="fake",
+            isolation=isolation,
+            arch="x86_64",
+            real_kernel_limits=False,
+            network_slots=False,
+            stop_keeps_disk=True,
+            guest_handshake=False,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def open(self, on_exit: OnExit) -> None:
+        self._on_exit = on_exit
+
+    async def close(self) -> None:
+        self._on_exit = None
+        self._watched.clear()
+
+    # -- life
+
+    async def prepare(self, order: Order) -> None:
+        await self._before("prepare")
+        self._prepare(order)
+        self._after("prepare")
+
+    def _prepare(self, order: Order) -> None:
+        machine = self.machine
+        if machine.disk_full:
+            raise Refused(Code.HOST_DISK_FULL, "the fake machine's disk is full")
+        if order.spec.image in machine.corrupt:
+            raise Refused(Code.IMAGE_CORRUPT, f"{order.spec.image} does not match its manifest")
+        if not any(
+            image.digest == order.spec.image or (not order.spec.image and image.name == order.spec.image_name) for image in machine.images
+        ):
+            raise Refused(Code.IMAGE_UNAVAILABLE, f"no image {order.spec.image} ({order.spec.image_name})")
+        there = machine.placements.get(order.placement_id)
+        if there is None:
+            machine.placements[order.placement_id] = FakePlacement(self._mark, order, Power.PREPARED)
+        elif there.power is not Power.RUNNING:
+            there.order, there.power, there.reason = order, Power.PREPARED, None
+
+    async def start(self, order: Order) -> Seen:
+        await self._before("start")
+        placement = self.machine.placements.get(order.placement_id)
+        if placement is None or placement.power is not Power.RUNNING:
+            self._prepare(order)
+            placement = self.machine.placements[order.placement_id]
+            placement.power, placement.reason = Power.RUNNING, None
+            placement.console += b"fake guest started\n"
+        self._watched.add(order.placement_id)
+        self._ending.discard(order.placement_id)
+        self._after("start")
+        return self._seen(order.placement_id)
+
+    async def stop(self, placement_id: str, *, grace_s: float = 0.0) -> None:
+        await self._before("stop")
+        placement = self.machine.placements.get(placement_id)
+        if placement is not None and placement.power is Power.RUNNING:
+            self._ending.add(placement_id)
+            placement.power, placement.reason = Power.STOPPED, "signal 15" if grace_s > 0 else "signal 9"
+        self._after("stop")
+
+    async def remove(self, placement_id: str) -> None:
+        await self._before("remove")
+        self._ending.add(placement_id)
+        placement = self.machine.placements.get(placement_id)
+        if placement is not None and placement.stuck:
+            placement.power = Power.STOPPED
+            raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: a part that does not go")
+        self.machine.placements.pop(placement_id, None)
+        self._watched.discard(placement_id)
+        self._ending.discard(placement_id)
+        self._after("remove")
+
+    # -- look
+
+    async def inspect(self, placement_id: str) -> Seen:
+        await self._before("inspect")
+        return self._seen(placement_id)
+
+    async def held(self) -> Sequence[Held]:
+        await self._before("held")
+        return [
+            Held(placement_id, placement.order.sandbox_id, placement.order.generation, (f"fake {placement.power}",))
+            for placement_id, placement in sorted(self.machine.placements.items())
+            if placement.mark == self._mark
+        ]
+
+    async def adopt(self, placement_id: str) -> Seen:
+        await self._before("adopt")
+        seen = self._seen(placement_id)
+        if seen.power is Power.RUNNING:
+            self._watched.add(placement_id)
+        return seen
+
+    async def probe(self) -> Sequence[Probe]:
+        await self._before("probe")
+        full = self.machine.disk_full
+        return [
+            Probe("runtime.fake.boot", ok=True, detail="a fake guest starts"),
+            Probe("disk.space", ok=not full, detail="full" if full else "plenty", fix="clear FakeMachine.disk_full"),
+            Probe("image.cache", ok=bool(self.machine.images), detail=f"{len(self.machine.images)} images", fix="add a FakeMachine image"),
+        ]
+
+    # -- own
+
+    async def images(self) -> Sequence[Image]:
+        return [image for image in self.machine.images if image.digest not in self.machine.corrupt]
+
+    async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
+        placement = self.machine.placements.get(placement_id)
+        return b"" if placement is None else placement.console[-bytes_max:]
+
+    # -- for tests
+
+    async def end_guest(self, placement_id: str, reason: str = "exit 0") -> None:
+        """Let a running guest end by itself; whoever watches is told, once."""
+        placement = self.machine.placements[placement_id]
+        placement.power, placement.reason = Power.STOPPED, reason
+        if placement_id in self._watched and placement_id not in self._ending and self._on_exit is not None:
+            self._watched.discard(placement_id)
+            await self._on_exit(placement_id, reason)
+
+    # -- small things
+
+    def _seen(self, placement_id: str) -> Seen:
+        placement = self.machine.placements.get(placement_id)
+        if placement is None:
+            return Seen(Power.ABSENT)
+        running = placement.power is Power.RUNNING
+        leftovers = () if running else (f"fake {placement.power}",)
+        return Seen(placement.power, address=ADDRESS if running else None, reason=placement.reason, leftovers=leftovers)
+
+    async def _before(self, verb: str) -> None:
+        delay = self.weather.delay_s.get(verb, 0.0)
+        if delay > 0:
+            await self._sleep(delay)
+        self._raise_next(self.weather.fail, verb)
+
+    def _after(self, verb: str) -> None:
+        self._raise_next(self.weather.fail_after, verb)
+
+    @staticmethod
+    def _raise_next(faults: dict[str, list[BaseException]], verb: str) -> None:
+        waiting = faults.get(verb)
+        if waiting:
+            raise waiting.pop(0)
