@@ -194,7 +194,7 @@ class SlotPool:
             try:
                 while len(self._ready) < self._size:
                     # One at a time: whoever wants a slot now waits for one step, not for the whole batch.
-                    self._ready.append(await self._in_thread(self._make))
+                    await self._in_thread(self._make_ready)
                 await self._in_thread(self._forget_retired)
                 pause_s, self.last_refill_error = 0.1, None
             except (OSError, Refused) as error:
@@ -269,6 +269,10 @@ class SlotPool:
         if self._nft is None:
             raise RuntimeError("the slot pool is closed")
         return self._nft
+
+    def _make_ready(self) -> None:
+        """Keeps the slot in the same step, so that a `close` in between finds it."""
+        self._ready.append(self._make())
 
     def _make(self) -> Slot:
         for _ in range(SLOTS_MAX):
