@@ -23,6 +23,11 @@ echo sandbox >"$root/etc/hostname"
 echo 'LANG=C.UTF-8' >"$root/etc/default/locale"
 ln -sf /usr/share/zoneinfo/Etc/UTC "$root/etc/localtime"
 
+# Where the driver mounts the guest agent: without it a runtime would make the mount point itself, in the tree that all sandboxes share.
+install -d -m 0755 "$root/.atoll"
+: >"$root/.atoll/guest"
+chmod 0755 "$root/.atoll/guest"
+
 # Mount points and sticky directories that every runtime expects.
 for dir in dev proc sys run; do install -d -m 0755 "$root/$dir"; done
 for dir in tmp var/tmp run/lock; do install -d -m 1777 "$root/$dir"; done
