@@ -56,6 +56,7 @@ CHECK: Final = (
 REST: Final = (
     Suite("go", lambda _: golang.all_checks()),
     _tests("store", "tests/store", workers="auto"),
+    _tests("agent", "tests/agent", workers="auto"),
     _tests("sim", "tests/sim", workers="auto"),
     # Real runtimes and real instances: one at a time, or they would measure each other.
     _tests("conformance", "tests/conformance"),
