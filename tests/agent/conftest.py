@@ -267,6 +267,7 @@ class FakeControl:
         self.observe_calls = 0
         self.deliver_payloads = True
         self.forget_at_once = False
+        self.parked = False
         self.incarnation = "1"
 
     # what tests say
@@ -294,7 +295,7 @@ class FakeControl:
 
     async def until(self, condition: Callable[[], bool], within_s: float = 5.0) -> None:
         async with asyncio.timeout(within_s):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - what is waited for is not ours to signal
                 await asyncio.sleep(0.002)
 
     async def until_ready(self, *placement_ids: str) -> None:
@@ -302,6 +303,10 @@ class FakeControl:
 
     async def until_absent(self, *placement_ids: str) -> None:
         await self.until(lambda: all((o := self.seen(i)) is not None and o.observed is Observed.ABSENT for i in placement_ids))
+
+    def end_revision(self, placement_id: str) -> int | None:
+        """Of the end that the agent said last that it enforces."""
+        return self.polls[-1].end_revisions.get(placement_id) if self.polls else None
 
     # what control does
     def command(self, placement_id: str, epoch: str) -> Command:
@@ -341,13 +346,7 @@ class FakeControl:
             acknowledged[observation.placement_id] = known.seq if known else observation.seq
         return acknowledged
 
-    async def poll(self, message: Poll) -> PollAnswer:
-        self._weather()
-        if self.current_epoch not in (None, message.epoch, message.previous_epoch):
-            raise Refused(Code.OVERLAPPING_AGENT_SESSION, "another run")
-        self.current_epoch = message.epoch
-        self.polls.append(message)
-        acknowledged = self._listen(message.observations)
+    def _due(self, message: Poll) -> tuple[list[str], list[Command], list[End]]:
         forget = [i for i in message.tombstones if i in self.wants and (o := self.seen(i)) and o.observed is Observed.ABSENT]
         commands = [
             self.command(i, message.epoch)
@@ -355,13 +354,26 @@ class FakeControl:
             if message.holds.get(i, 0) < want.revision
             and not (want.observed and want.observed.applied_revision >= want.revision)
             and not (want.observed and want.observed.observed is Observed.ABSENT)
-        ][:16]
+        ]
         ends = [end for i, end in self.ends.items() if message.end_revisions.get(i, 0) < end.revision]
+        return forget, commands[:16], ends
+
+    async def poll(self, message: Poll) -> PollAnswer:
+        self._weather()
+        if self.current_epoch not in (None, message.epoch, message.previous_epoch):
+            raise Refused(Code.OVERLAPPING_AGENT_SESSION, "another run")
+        self.current_epoch = message.epoch
+        self.polls.append(message)
+        acknowledged = self._listen(message.observations)
+        forget, commands, ends = self._due(message)
         if not (commands or ends or forget or self.unknown or self.collect):
+            self.parked = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(message.park_s):
                     await self.news.wait()
-            self.news.clear()
+            self.parked = False
+            forget, commands, ends = self._due(message)
+        self.news.clear()
         if self.lose_answers:
             self.lose_answers -= 1
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "lost")
@@ -435,12 +447,11 @@ class World:
         self.agent: Agent | None = None
         self.task: asyncio.Task[Exit] | None = None
 
-    def boot(self, *, fuse: Fuse | None = None, same_driver: bool = False) -> Agent:
+    def boot(self, *, crash_at: int | None = None) -> Agent:
         """Start a run of the agent on what is there."""
-        self.fuse = fuse or Fuse()
-        if not same_driver:
-            self.driver = MachineDriver(self.machine, self.fuse)
-            self.guests = MachineGuests(self.machine, self.fuse)
+        self.fuse = Fuse(crash_at)
+        self.driver = MachineDriver(self.machine, self.fuse)
+        self.guests = MachineGuests(self.machine, self.fuse)
         config = AgentConfig(
             state_directory=self.directory / "agent", control_url="http://control", facts=self.facts, disk_reserve_mib=1, park_s=5.0
         )
@@ -472,7 +483,8 @@ class World:
 
     async def halt(self) -> Exit:
         """Ask the run to end."""
-        assert self.agent and self.task
+        assert self.agent
+        assert self.task
         self.agent.stop()
         async with asyncio.timeout(5):
             return await self.task
@@ -495,3 +507,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     yield it
     if it.task is not None and not it.task.done():
         await it.kill()
+
+
+@pytest.fixture
+def world_factory() -> Callable[[Path], World]:
+    return World

@@ -1,0 +1,215 @@
+"""What the agent enforces alone: ends and the lease, whatever control and the wall clock do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from atoll.base.errors import Code
+from atoll.domain.command import Kind
+from atoll.domain.placement import Observed
+from atoll.domain.spec import OnLeaseExpiry
+
+A, B, C = "plc_aaaaaaaaaaaaaaaaaaaa", "plc_bbbbbbbbbbbbbbbbbbbb", "plc_cccccccccccccccccccc"
+
+
+async def started(world, *placement_ids, **end):
+    world.boot()
+    for placement_id in placement_ids:
+        world.control.want(placement_id)
+        if end:
+            world.control.end(placement_id, revision=1, **end)
+    await world.control.until_ready(*placement_ids)
+    if end:
+        await world.control.until(lambda: all(world.control.polls[-1].end_revisions.get(i) == 1 for i in placement_ids))
+
+
+async def test_the_end_is_enforced(world):
+    await started(world, A, remaining_s=100.0)
+    world.skip(99.5)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things
+    world.skip(0.6)
+    await world.control.until_absent(A)
+    seen = world.control.seen(A)
+    assert (seen.ended_by, seen.reason, seen.end_revision, seen.ready) == ("end_at", Code.END_REACHED, 1, False)
+    assert world.machine.things == {}
+
+
+async def test_the_end_is_enforced_while_control_is_down(world):
+    await started(world, A, remaining_s=100.0)
+    world.control.down = True
+    world.control.news.set()
+    world.skip(101)
+    await world.control.until(lambda: world.machine.things == {})
+    world.control.down = False
+    await world.control.until_absent(A)
+    assert world.control.seen(A).ended_by == "end_at"
+
+
+async def test_a_short_end_comes_by_its_own_timer(world):
+    await started(world, A, remaining_s=0.4)
+    began = asyncio.get_running_loop().time()
+    await world.control.until(lambda: world.machine.things == {}, within_s=2)
+    assert asyncio.get_running_loop().time() - began < 1.0
+
+
+async def test_the_newest_end_wins_and_an_older_one_is_ignored(world):
+    world.control.lease_s = 10_000.0
+    await started(world, A, remaining_s=100.0)
+    world.control.end(A, 1000.0, revision=3)
+    await world.control.until(lambda: world.control.polls[-1].end_revisions.get(A) == 3)
+    record = world.agent._session._host.ledger.get(A)
+    late = replace_end(world, A, 1.0, revision=2)
+    assert await world.agent._session._take_ends([late], world.clock.boot()) is False
+    assert world.agent._session._host.ledger.get(A).end == record.end
+    world.skip(500)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things
+    world.skip(501)
+    await world.control.until(lambda: world.machine.things == {})
+
+
+def replace_end(world, placement_id, remaining_s, *, revision):
+    return world.control.ends[placement_id].model_copy(update={"remaining_s": remaining_s, "revision": revision})
+
+
+async def test_a_shorter_end_comes_sooner(world):
+    await started(world, A, remaining_s=1000.0)
+    world.control.end(A, 10.0, revision=2)
+    await world.control.until(lambda: world.control.polls[-1].end_revisions.get(A) == 2)
+    world.skip(11)
+    await world.control.until(lambda: world.machine.things == {})
+
+
+async def test_the_end_is_counted_from_when_the_request_was_sent(world):
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    await world.control.until(lambda: world.control.parked)
+    # The poll has been parked since before this; what it answers now counts from its sending.
+    world.skip(60)
+    world.control.end(A, 61.0, revision=1)
+    await world.control.until(lambda: world.control.polls[-1].end_revisions.get(A) == 1)
+    world.skip(1.2)
+    await world.control.until(lambda: world.machine.things == {})
+
+
+async def test_an_end_reached_during_a_start_cancels_it(world):
+    world.boot()
+    world.driver.gate["start"] = asyncio.Event()
+    world.control.want(A)
+    world.control.end(A, 50.0, revision=1)
+    await world.control.until(lambda: ("start", A) in world.machine.history)
+    await world.control.until(lambda: world.control.polls[-1].end_revisions.get(A) == 1)
+    world.skip(51)
+    await world.control.until_absent(A)
+    assert world.control.seen(A).ended_by == "end_at"
+    assert world.machine.started == {}
+
+
+async def test_steps_of_the_wall_clock_move_nothing(world):
+    await started(world, A, remaining_s=100.0)
+    for step in (10**9, -(10**9)):
+        world.clock.wall += step
+        world.skip(0)
+        await asyncio.sleep(0.03)
+        assert A in world.machine.things
+    world.skip(101)
+    await world.control.until(lambda: world.machine.things == {})
+
+
+async def test_the_lease_ends_what_its_spec_says(world):
+    world.boot()
+    for placement_id, expiry in ((A, OnLeaseExpiry.END), (B, OnLeaseExpiry.KEEP), (C, OnLeaseExpiry.SUSPEND)):
+        world.control.want(placement_id)
+        world.control.end(placement_id, 10_000.0, revision=1, on_lease_expiry=expiry)
+    await world.control.until_ready(A, B, C)
+    await world.control.until(lambda: len(world.control.polls[-1].end_revisions) == 3)
+    world.control.down = True
+    world.control.news.set()
+    world.skip(250)
+    await asyncio.sleep(0.05)
+    assert set(world.machine.things) == {A, B, C}
+    world.skip(51)
+    await world.control.until(lambda: set(world.machine.things) == {B})
+    world.control.down = False
+    await world.control.until_absent(A, C)
+    assert {world.control.seen(i).ended_by for i in (A, C)} == {"lease"}
+    assert {world.control.seen(i).reason for i in (A, C)} == {Code.LEASE_EXPIRED}
+    assert world.control.seen(B).observed is Observed.RUNNING
+
+
+async def test_a_poll_renews_the_lease(world):
+    await started(world, A)
+    for _ in range(4):
+        world.skip(200)
+        await world.control.next_poll()
+        await world.control.next_poll()
+    assert A in world.machine.things
+
+
+@pytest.mark.parametrize("expiry", [OnLeaseExpiry.END, OnLeaseExpiry.KEEP])
+async def test_without_an_end_the_spec_decides_at_lease_expiry(world, expiry):
+    await started(world, A)
+    ledger = world.agent._session._host.ledger
+    record = ledger.get(A)
+    spec = replace(record.blueprint.spec, on_lease_expiry=expiry)
+    await ledger.change(A, lambda r: replace(r, blueprint=replace(r.blueprint, spec=spec)))
+    world.control.down = True
+    world.control.news.set()
+    world.skip(301)
+    await asyncio.sleep(0.1)
+    assert (A in world.machine.things) == (expiry is OnLeaseExpiry.KEEP)
+
+
+async def test_the_end_is_enforced_by_the_next_run_though_control_is_down(world):
+    await started(world, A, remaining_s=100.0)
+    await world.kill()
+    world.control.down = True
+    world.skip(50)
+    world.boot()
+    await world.control.until(lambda: ("adopt", A) in world.machine.history)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things
+    world.skip(51)
+    await world.control.until(lambda: world.machine.things == {})
+
+
+async def test_an_end_that_passed_while_no_agent_ran(world):
+    await started(world, A, remaining_s=100.0)
+    await world.kill()
+    world.skip(200)
+    world.control.down = True
+    world.boot()
+    await world.control.until(lambda: world.machine.things == {})
+
+
+async def test_the_lease_outlives_the_run(world):
+    await started(world, A)
+    await world.kill()
+    world.control.down = True
+    world.skip(250)
+    world.boot()
+    await world.control.until(lambda: ("adopt", A) in world.machine.history)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things
+    world.skip(51)
+    await world.control.until(lambda: world.machine.things == {})
+    world.control.down = False
+    await world.control.until_absent(A)
+    assert world.control.seen(A).ended_by == "lease"
+
+
+async def test_removal_that_control_wants_is_not_called_an_end(world):
+    await started(world, A, remaining_s=100.0)
+    world.driver.gate["stop"] = asyncio.Event()
+    world.control.want(A, Kind.ENSURE_ABSENT)
+    await world.control.until(lambda: ("stop", A) in world.machine.history)
+    world.skip(101)
+    await asyncio.sleep(0.05)
+    world.driver.gate["stop"].set()
+    await world.control.until_absent(A)
+    assert world.control.seen(A).ended_by == "command"
