@@ -142,17 +142,35 @@ _PIDFD_INFO_EXIT: Final = 1 << 3
 _PIDFD_INFO: Final = struct.Struct("=QQ11Ii16x")
 
 
-def exit_reason(pidfd: int) -> str | None:
-    """How a process that has ended ended: `exit 3`, `signal 9`; None when the kernel cannot say (before 6.15, or not reaped yet)."""
+def exit_reason(pid: int, pidfd: int) -> str | None:
+    """How a process that has ended ended: `exit 3`, `signal 9`; None when the kernel cannot say.
+
+    Whoever reaps it decides which source has it: /proc while it is a zombie, the descriptor afterwards (since Linux 6.15).
+    """
+    status = _status_of_reaped(pidfd)
+    if status is None:
+        status = _status_of_zombie(pid)  # not reaped, so the number is still its own
+    if status is None:
+        return None
+    return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+
+
+def _status_of_zombie(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(fields[49]) if fields[0] == "Z" else None
+
+
+def _status_of_reaped(pidfd: int) -> int | None:
     buffer = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, buffer)
     except OSError:
         return None
     mask, *_, status = _PIDFD_INFO.unpack(buffer)
-    if not mask & _PIDFD_INFO_EXIT:
-        return None
-    return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+    return int(status) if mask & _PIDFD_INFO_EXIT else None
 
 
 def set_oom_score(pid: int, value: int) -> bool:

@@ -40,8 +40,6 @@ BUNDLE: Final = "config.json"
 RESOLV_CONF: Final = "resolv.conf"
 THREADS: Final = 16
 UPKEEP_S: Final = 5.0
-EXIT_LOOKS: Final = 5
-EXIT_LOOK_S: Final = 0.01
 GVISOR_NOFILE_MAX: Final = 1_048_576
 
 
@@ -50,6 +48,8 @@ class _Live:
     """What is known of a placement in this run only."""
 
     slot: Slot | None = None
+    prepared: Order | None = None
+    """The order that is prepared and has not been started since."""
     pidfd: int | None = None
     ending: bool = False
     """stop or remove has been asked: its end is no news."""
@@ -150,6 +150,7 @@ class OciDriver:
             slot = live.slot = await self._pool.take(order.placement_id, egress)
         self._step("slot")
         await self._blocking(lambda: self._write_bundle(order, slot, image.rootfs))
+        live.prepared = order
         self._step("bundle")
 
     def _egress(self, order: Order) -> Egress:
@@ -200,8 +201,10 @@ class OciDriver:
 
     async def start(self, order: Order) -> Seen:
         async with self._lock(order.placement_id):
-            found = await self._look(order.placement_id)
             live = self._live.setdefault(order.placement_id, _Live())
+            if live.prepared == order:
+                return await self._start(order, live)  # prepared by this run: nothing of it can be running
+            found = await self._look(order.placement_id)
             if found.guest is not None:
                 self._watch(order.placement_id, found.guest)
                 return look.seen(found)
@@ -223,7 +226,7 @@ class OciDriver:
             rootfs=image.rootfs,
             resolv_conf=self._config.run_dir / RESOLV_CONF,
         )
-        live.ending, live.reason = False, None
+        live.ending, live.reason, live.prepared = False, None, None
         try:
             pid = await self._blocking(lambda: self._runtime.start(launch))
         except BaseException:
@@ -260,8 +263,7 @@ class OciDriver:
 
         *Errors*: Refused(CLEANUP_FAILED) naming what is left, after every step was tried.
         """
-        slots = await self._pool.existing()
-        found = await self._blocking(lambda: look.traces(self._view, placement_id, slots, strays=strays))
+        found = await self._look(placement_id, strays=strays)
         self._unwatch(placement_id)
         failures = await self._each(
             lambda: self._blocking(lambda: self._end_processes(placement_id, found.guest, strays=strays)),
@@ -309,12 +311,12 @@ class OciDriver:
         doomed = {number: self._pool.address(number) for number in found.slots}
         if found.record is not None and found.record.slot is not None and found.record.address is not None:
             # By the record alone it may be somebody else's by now: slot numbers come round again.
-            owner = (await self._pool.existing()).get(found.record.slot)
+            owner = (await self._blocking(self._pool.existing)).get(found.record.slot)
             if owner in (None, placement_id):
                 doomed[found.record.slot] = found.record.address
         if live is not None and live.slot is not None:
             doomed[live.slot.number] = live.slot.address
-            live.slot = None
+            live.slot = live.prepared = None
         for number, address in doomed.items():
             await self._pool.give_back(number, address)
         self._step("slot removed")
@@ -351,8 +353,7 @@ class OciDriver:
     # -- look
 
     async def _look(self, placement_id: str, *, strays: bool = False) -> look.Traces:
-        slots = await self._pool.existing()
-        return await self._blocking(lambda: look.traces(self._view, placement_id, slots, strays=strays))
+        return await self._blocking(lambda: look.traces(self._view, placement_id, self._pool.existing(), strays=strays))
 
     async def inspect(self, placement_id: str) -> Seen:
         found = look.seen(await self._look(placement_id))
@@ -370,10 +371,10 @@ class OciDriver:
             return look.seen(found)
 
     async def held(self) -> Sequence[Held]:
-        slots = await self._pool.existing()
-        return await self._blocking(lambda: self._held(slots))
+        return await self._blocking(self._held)
 
-    def _held(self, slots: dict[int, str]) -> list[Held]:
+    def _held(self) -> list[Held]:
+        slots = self._pool.existing()
         found = []
         for placement_id in sorted(look.known(self._view, slots)):
             traces = look.traces(self._view, placement_id, slots)
@@ -429,7 +430,7 @@ class OciDriver:
         except ProcessLookupError:
             self._spawn(self._exited(placement_id, "exited"), f"exit of {placement_id}")
             return
-        asyncio.get_running_loop().add_reader(live.pidfd, self._on_readable, placement_id, live.pidfd)
+        asyncio.get_running_loop().add_reader(live.pidfd, self._on_readable, placement_id, pid, live.pidfd)
 
     def _unwatch(self, placement_id: str) -> None:
         live = self._live.get(placement_id)
@@ -438,27 +439,13 @@ class OciDriver:
             os.close(live.pidfd)
             live.pidfd = None
 
-    def _on_readable(self, placement_id: str, pidfd: int) -> None:
+    def _on_readable(self, placement_id: str, pid: int, pidfd: int) -> None:
         """The guest has ended: stop watching, and find out how."""
-        asyncio.get_running_loop().remove_reader(pidfd)
-        live = self._live[placement_id]
-        live.pidfd = None
-        self._spawn(self._ended(placement_id, pidfd), f"exit of {placement_id}")
-
-    async def _ended(self, placement_id: str, pidfd: int) -> None:
-        try:
-            reason = processes.exit_reason(pidfd)
-            for _ in range(EXIT_LOOKS):
-                if reason is not None:
-                    break
-                # The kernel tells it once init has reaped the process, a moment after the descriptor became readable.
-                await asyncio.sleep(EXIT_LOOK_S)
-                reason = processes.exit_reason(pidfd)
-        finally:
-            os.close(pidfd)
+        reason = processes.exit_reason(pid, pidfd)
+        self._unwatch(placement_id)
         if reason in (None, "signal 9") and cgroups.oom_kills(self._layout, self._view.group(placement_id)):
             reason = "oom"
-        await self._exited(placement_id, reason or "exited")
+        self._spawn(self._exited(placement_id, reason or "exited"), f"exit of {placement_id}")
 
     async def _exited(self, placement_id: str, reason: str) -> None:
         live = self._live.get(placement_id)

@@ -33,6 +33,7 @@ from atoll.hostops.nft import Nft, NftError
 T = TypeVar("T")
 
 SLOTS_MAX: Final = 65_000
+REFILL_DELAY_S: Final = 0.25
 _RETIRED_MAX: Final = 64
 GUEST_LINK: Final = "eth0"
 GATEWAY_MAC: Final = "02:a7:00:00:00:01"
@@ -171,9 +172,15 @@ class SlotPool:
         """The address that belongs to a slot number."""
         return address_of(self._subnet, number)
 
-    async def existing(self) -> dict[int, str]:
-        """Slots that exist on the machine now, by interface: number → placement id, or "" while nobody has it."""
-        return await self._in_thread(self._existing)
+    def existing(self) -> dict[int, str]:
+        """Slots that exist on the machine now, by interface: number → placement id, or "" while nobody has it. Blocking, for any thread."""
+        with Socket() as route:
+            found = {}
+            for link in links.list_all(route):
+                number = self.names.slot(link.name)
+                if number is not None:
+                    found[number] = link.alias
+            return found
 
     async def problems(self) -> list[str]:
         """What is wrong with the gateway, the table or forwarding; empty when all is well."""
@@ -191,6 +198,9 @@ class SlotPool:
         while True:
             await self._refill_wanted.wait()
             self._refill_wanted.clear()
+            if len(self._ready) > self._size // 2:
+                # Whoever took one is starting a guest now and needs the machine more than the pool does.
+                await asyncio.sleep(REFILL_DELAY_S)
             try:
                 while len(self._ready) < self._size:
                     # One at a time: whoever wants a slot now waits for one step, not for the whole batch.
@@ -239,7 +249,7 @@ class SlotPool:
         """Write the table anew, in one transaction with the elements of the slots that still exist."""
         kept = ""
         if self.names.table in self._need_nft().tables():
-            present = {address_of(self._subnet, number) for number in self._existing()}
+            present = {address_of(self._subnet, number) for number in self.existing()}
             for name in ruleset.SETS:
                 with contextlib.suppress(NftError):  # an older table may lack a set
                     texts = [ruleset.element_text(element) for element in self._need_nft().elements(self.names.table, name)]
@@ -256,7 +266,7 @@ class SlotPool:
             self._remove(slot.number, slot.address)
         for slot in self._in_use.values():
             self._close_fd(slot)
-        if not set(self._existing()) - mine:
+        if not set(self.existing()) - mine:
             self._forget_retired()
             with contextlib.suppress(NftError):
                 self._need_nft().run(f"delete table {self.names.table}")
@@ -363,14 +373,6 @@ class SlotPool:
         if self._retired:
             conntrack.forget(self._retired)
             self._retired.clear()
-
-    def _existing(self) -> dict[int, str]:
-        found = {}
-        for link in links.list_all(self._route):
-            number = self.names.slot(link.name)
-            if number is not None:
-                found[number] = link.alias
-        return found
 
     def _problems(self) -> list[str]:
         found = []
