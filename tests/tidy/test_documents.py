@@ -6,9 +6,9 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import generate_docs
 import pytest
 
+import generate_docs
 from atoll.base.errors import HINTS, Code
 from atoll.domain import history
 from atoll.telemetry import events
@@ -54,7 +54,7 @@ def test_every_code_has_its_own_name_and_a_hint(code: Code) -> None:
     assert re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*", code)
     hint = HINTS[code]
     assert len(hint) > 10
-    assert hint[0] in "`" or hint[0].isupper()
+    assert hint[0] == "`" or hint[0].isupper()
     assert hint.endswith("."), "a hint is a sentence"
 
 
@@ -82,7 +82,9 @@ def defined(path: Path) -> frozenset[str]:
     if path.suffix == ".go":
         return frozenset(re.findall(r"^func (\w+)\(", path.read_text(), flags=re.MULTILINE))
     return frozenset(
-        node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     )
 
 

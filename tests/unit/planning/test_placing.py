@@ -1,0 +1,109 @@
+from typing import Any
+
+import pytest
+
+from atoll.base.errors import Code
+from atoll.base.units import ZERO, Vector
+from atoll.domain.host import Admin
+from atoll.domain.spec import Isolation
+from atoll.planning.placing import Advert, candidates, explain, objections, refusal, summary
+from tests.builders import IMAGE, NOW, host, spec
+
+
+def advert(used: Vector = ZERO, **changes: Any) -> Advert:
+    return Advert(host(**changes), used)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"admin": Admin.DRAINING}, "HOST_NOT_ACTIVE"),
+        ({"admin": Admin.DISABLED}, "HOST_NOT_ACTIVE"),
+        ({"seen_at": None}, "HOST_NOT_HEALTHY"),
+        ({"seen_at": NOW - 31}, "HOST_NOT_HEALTHY"),
+        ({"problems": ("disk.free",)}, "HOST_CHECK_FAILED:disk.free"),
+        ({"arch": "aarch64"}, "ARCH_MISMATCH"),
+        ({"protocol_min": 2, "protocol_max": 3}, "PROTOCOL_UNSUPPORTED"),
+        ({"isolations": frozenset({"shared-kernel"})}, "ISOLATION_UNAVAILABLE"),
+        ({"capacity": Vector(999, 8192, 65536, 64)}, "INSUFFICIENT_CPU"),
+        ({"capacity": Vector(16000, 511, 65536, 64)}, "INSUFFICIENT_MEMORY"),
+        ({"capacity": Vector(16000, 8192, 2047, 64)}, "INSUFFICIENT_DISK"),
+        ({"capacity": Vector(16000, 8192, 65536, 0)}, "INSUFFICIENT_SLOTS"),
+    ],
+)
+def test_why_a_host_may_not_hold_it(changes: dict[str, Any], reason: str) -> None:
+    against = advert(**changes)
+    assert objections(against, spec(), now=NOW) == [reason]
+    assert candidates([against], spec(), sandbox_id="i1", now=NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "reason"),
+    [
+        ({"regions": ("eu", "us")}, {"region": "local"}, "REGION_MISMATCH"),
+        ({"labels": (("disk", "ssd"),)}, {"labels": {"disk": "hdd"}}, "LABEL_MISMATCH"),
+        ({"labels": (("disk", "ssd"),)}, {}, "LABEL_MISMATCH"),
+        ({"require_host": "hst_other"}, {}, "OTHER_HOST_REQUIRED"),
+    ],
+)
+def test_why_a_host_does_not_suit(asked: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
+    assert objections(advert(**changes), spec(**asked), now=NOW) == [reason]
+
+
+def test_a_host_that_suits_has_nothing_against_it() -> None:
+    fit = advert(region="eu", labels={"disk": "ssd", "rack": "7"}, name="big")
+    assert objections(fit, spec(regions=("eu",), labels=(("disk", "ssd"),), require_host="big"), now=NOW) == []
+    assert objections(fit, spec(require_host=fit.host.id), now=NOW) == []
+    assert objections(fit, spec(isolation=Isolation.SHARED_KERNEL), now=NOW) == []
+
+
+def order(adverts: list[Advert], **options: Any) -> list[str]:
+    return [c.host_id for c in candidates(adverts, spec(), sandbox_id="i1", now=NOW, **options)]
+
+
+def test_hosts_are_packed_full_before_empty_ones_are_begun() -> None:
+    empty, half, full = advert(), advert(used=Vector(1000, 4096, 0, 0)), advert(used=Vector(1000, 7680, 0, 0))
+    assert order([empty, full, half]) == [full.host.id, half.host.id, empty.host.id]
+
+
+def test_the_image_counts_more_than_the_room_and_the_origin_more_than_the_image() -> None:
+    packed_without = advert(used=Vector(0, 7680, 0, 0), images=frozenset())
+    with_image = advert(images=frozenset({IMAGE}))
+    assert order([packed_without, with_image]) == [with_image.host.id, packed_without.host.id]
+    assert order([packed_without, with_image], origin=packed_without.host.id) == [packed_without.host.id, with_image.host.id]
+
+
+def test_hosts_that_refused_are_not_asked_again() -> None:
+    one, two = advert(), advert()
+    assert order([one, two], excluded=[one.host.id]) == [two.host.id]
+
+
+def test_equal_hosts_are_tried_in_another_order_by_each_sandbox() -> None:
+    equal = [advert() for _ in range(4)]
+    firsts = {candidates(equal, spec(), sandbox_id=f"i{n}", now=NOW)[0].host_id for n in range(40)}
+    assert firsts == {a.host.id for a in equal}
+
+
+def test_the_summary_counts_reasons_for_people() -> None:
+    reasons = explain([advert(admin=Admin.DRAINING), advert(seen_at=None), advert(arch="riscv", seen_at=None)], spec(), now=NOW)
+    assert summary(reasons) == "3 host(s): ARCH_MISMATCH x1, HOST_NOT_ACTIVE x1, HOST_NOT_HEALTHY x2"
+    assert summary({}) == "no host is registered"
+    assert summary(explain([advert()], spec(), now=NOW)) == "1 host(s): all refused at reservation"
+
+
+@pytest.mark.parametrize(
+    ("changes", "used", "code"),
+    [
+        ({}, ZERO, None),
+        ({}, Vector(15_000, 7680, 63_488, 63), None),
+        ({}, Vector(15_001, 0, 0, 0), Code.INSUFFICIENT_CPU),
+        ({}, Vector(0, 7681, 0, 0), Code.INSUFFICIENT_MEMORY),
+        ({}, Vector(0, 0, 63_489, 0), Code.INSUFFICIENT_DISK),
+        ({}, Vector(0, 0, 0, 64), Code.INSUFFICIENT_SLOTS),
+        ({"admin": Admin.DRAINING}, ZERO, Code.HOST_NOT_ACTIVE),
+        # An agent that was not heard of for long grants all the same: its record does, and the lease decides later.
+        ({"seen_at": None}, ZERO, None),
+    ],
+)
+def test_what_the_host_s_own_record_says(changes: dict[str, Any], used: Vector, code: Code | None) -> None:
+    assert refusal(host(**changes), used=used, need=spec().vector()) is code
