@@ -80,6 +80,8 @@ class Check(Message):
     detail: str = ""
     fatal: bool = False
     """A failed fatal check makes the host unschedulable."""
+    fix: str = ""
+    """What to do when it failed."""
 
 
 class HostHealth(Message):
