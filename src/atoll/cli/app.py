@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, Code
 from atoll.cli import host, key, output, sandbox, template
 
 
@@ -20,6 +22,15 @@ class Root(TyperGroup):
         except AtollError as error:
             output.show_error(error, as_json=bool(ctx.meta.get(output.JSON_KEY)))
             raise typer.Exit(int(output.exit_code(error))) from error
+        except BrokenPipeError as error:
+            # Whoever reads our output has gone; nothing is left to say, not even at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from error
+        except OSError as error:
+            # Of this machine: a path of the user's that cannot be read or written.
+            local = AtollError(Code.INVALID_REQUEST, str(error), hint="Look at the path and its permissions.")
+            output.show_error(local, as_json=bool(ctx.meta.get(output.JSON_KEY)))
+            raise typer.Exit(int(output.Exit.FAILED)) from error
         except KeyboardInterrupt as interruption:
             raise typer.Exit(130) from interruption
 

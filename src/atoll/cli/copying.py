@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
 
 from atoll.base.errors import AtollError, Code, Refused
+from atoll.cli.unpacking import unpack
 from atoll.client.guest import Ended, Guest, Output
 
 CHUNK_BYTES: Final = 1 << 20
@@ -110,17 +112,15 @@ def _download_directory(guest: Guest, source: str, local: Path, *, user: str | N
         _progress(f"{local.name}/ ←", None, quiet=quiet) as advance,
     ):
         stream = _TarStream(events, advance)
-        # "data": nothing absolute, nothing outside, no devices, no links that lead out. What a sandbox sends is not to be trusted.
         try:
-            with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar:
-                tar.extractall(local, filter="data")
-        except tarfile.FilterError as error:
-            raise Refused(Code.INVALID_REQUEST, f"{source} has something that is not taken out: {error}", hint="Copy its parts one by one.") from error
+            left_out = unpack(cast("IO[bytes]", stream), local)
         except tarfile.TarError as error:
             raise _tar_failed(source, stream, error) from error
         stream.drain()
     if stream.exit_code != 0:
         raise _tar_failed(source, stream, None)
+    for name in left_out:
+        print(f"left out (no file, directory or link): {name}", file=sys.stderr)
     return Copied(str(local), stream.size_bytes)
 
 

@@ -204,11 +204,11 @@ async def sweep(place: Layout, config: instance.Config) -> list[str]:
         return []
     removed: list[str] = []
     failures: list[str] = []
-    with _agent_stopped(place):
+    with agent_stopped(place):
         opened: list[Driver] = []
         try:
             for driver in drivers(place, config, host_id=known.host_id).values():
-                await driver.open(_no_news)
+                await driver.open(no_news)
                 opened.append(driver)
                 for held in await driver.held():
                     try:
@@ -225,14 +225,15 @@ async def sweep(place: Layout, config: instance.Config) -> list[str]:
 
 
 @contextlib.contextmanager
-def _agent_stopped(place: Layout) -> Iterator[None]:
+def agent_stopped(place: Layout) -> Iterator[None]:
+    """Hold the agent's place, so that none starts meanwhile. *Errors*: Refused AGENT_LOCKED."""
     from atoll.agent.lock import Lock
 
     with Lock(place.agent / "lock"):
         yield
 
 
-async def _no_news(_placement_id: str, _reason: str) -> None:
+async def no_news(_placement_id: str, _reason: str) -> None:
     """What ends during a sweep was ended by it."""
 
 

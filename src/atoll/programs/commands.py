@@ -123,7 +123,9 @@ def doctor(as_json: JsonOption = False) -> None:
             report["checks"],
             empty="No checks.",
         )
-        print(f"\nIsolation of this host: {', '.join(report['isolations']) or 'none'}")
+        print(f"\nThis host isolates with: {', '.join(report['isolations']) or 'nothing that passed its self-test'}")
+        for name, isolations in report["hosts"].items():
+            print(f"Host {name} offers: {', '.join(isolations) or 'nothing'}")
     if not report["ok"]:
         raise typer.Exit(int(output.Exit.FAILED))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.base.errors import AtollError, Refused
 from atoll.programs import agent_main, instance, layout, ports, probes, supervision, users
+from atoll.programs.files import read_json
 from atoll.programs.identity import living
 from atoll.programs.layout import Layout
 
@@ -34,6 +34,7 @@ def examine(place: Layout) -> dict[str, Any]:
     """Run everything; the report that --json prints. Changes nothing but what the runtime's self-test makes and removes."""
     entries = [_root(), _programs(), _runtime()]
     isolations: list[str] = []
+    hosts: dict[str, list[str]] = {}
     try:
         config = instance.load(place)
     except Refused as error:
@@ -42,11 +43,13 @@ def examine(place: Layout) -> dict[str, Any]:
         entries.append(Entry("instance.config", "ok", f"{config.install_id}, slots in {config.slot_cidr}"))
         entries += [_home(place), _secrets(place), *_ports(place, config), *_processes(place, config)]
         if os.geteuid() == 0:
-            found, isolations = asyncio.run(_agent_checks(place, config))
+            found, isolations = asyncio.run(_host_checks(place, config))
             entries += found
+            hosts = _hosts(place)
     return {
         "ok": all(entry.result != "failed" for entry in entries),
         "isolations": isolations,
+        "hosts": hosts,
         "checks": [entry.shown() for entry in entries],
     }
 
@@ -125,36 +128,70 @@ def _processes(place: Layout, config: instance.Config) -> list[Entry]:
     return entries
 
 
-async def _agent_checks(place: Layout, config: instance.Config) -> tuple[list[Entry], list[str]]:
-    """The host's checks and the drivers' self-tests, and which isolations passed."""
+async def _host_checks(place: Layout, config: instance.Config) -> tuple[list[Entry], list[str]]:
+    """The agent's registry, and which isolations passed their self-test.
+
+    While the agent runs, what its own run found is taken: a second one beside it would make slots and guests under the same mark.
+    """
+    from atoll.agent import doctor
+
+    settings = agent_main.agent_config(place, config)
+    around = doctor.agent_checks(lock_path=settings.lock_path, credential_path=settings.credential_path, control_url=settings.control_url)
+    entries = [_entry(finding) for finding in await doctor.Registry(around).run()]
+    if living(place.pid_file("agent")) is None:
+        with agent_main.agent_stopped(place):
+            found, isolations = await _own_run(place, config)
+        return entries + found, isolations
+    record = read_json(place.agent_health)
+    if record is None:
+        fix = f"Wait a moment and try again; {place.log_file('agent')} says what it waits for."
+        return [*entries, Entry("agent.heard", "failed", "the agent runs, and control has not answered it yet", fix)], []
+    return entries + [_reported(check) for check in record.get("checks") or []], [str(name) for name in record.get("isolations") or []]
+
+
+async def _own_run(place: Layout, config: instance.Config) -> tuple[list[Entry], list[str]]:
+    """Without an agent: open the drivers, run every check, close them."""
     from atoll.agent import doctor
     from atoll.agent.config import load_identity
     from atoll.programs.clock import SystemClock
 
     settings = agent_main.agent_config(place, config)
     known = load_identity(settings.credential_path)
-    common = [
-        *doctor.host_checks(state_directory=settings.state_directory, clock=SystemClock(), disk_reserve_mib=settings.disk_reserve_mib),
-        *doctor.agent_checks(lock_path=settings.lock_path, credential_path=settings.credential_path, control_url=settings.control_url),
-    ]
-    entries = [_of_finding(finding) for finding in await doctor.Registry(common).run()]
+    general = doctor.host_checks(state_directory=settings.state_directory, clock=SystemClock(), disk_reserve_mib=settings.disk_reserve_mib)
+    entries = [_entry(finding) for finding in await doctor.Registry(general).run()]
     passed: list[str] = []
     for isolation, driver in agent_main.drivers(place, config, host_id=known.host_id if known else "").items():
-        found = await _probe(lambda d=driver, i=isolation: doctor.driver_checks({i: d}), doctor)  # type: ignore[misc]
-        entries += [_of_finding(finding, prefix=f"driver.{isolation}.") for finding in found]
-        if found and all(finding.ok or not finding.fatal for finding in found):
+        try:
+            await driver.open(agent_main.no_news)
+        except (AtollError, OSError) as error:
+            entries.append(Entry(f"driver.{isolation}", "failed", str(error), getattr(error, "hint", "Run `make up`.")))
+            continue
+        try:
+            found = await doctor.Registry(doctor.driver_checks({isolation: driver})).run()
+        finally:
+            await driver.close()
+        entries += [_entry(finding) for finding in found]
+        if all(finding.ok or not finding.fatal for finding in found):
             passed.append(str(isolation))
     return entries, passed
 
 
-async def _probe(checks: Callable[[], list[Any]], doctor: Any) -> list[Any]:
+def _entry(finding: Any) -> Entry:
+    return Entry(finding.id, "ok" if finding.ok else "failed" if finding.fatal else "warning", finding.detail, finding.fix)
+
+
+def _reported(check: dict[str, Any]) -> Entry:
+    result = "ok" if check.get("ok") else "failed" if check.get("fatal") else "warning"
+    return Entry(str(check.get("id")), result, str(check.get("detail") or ""), str(check.get("fix") or ""))
+
+
+def _hosts(place: Layout) -> dict[str, list[str]]:
+    """What the hosts of this deployment really isolate with, as control knows it; empty when it can't be asked."""
+    from atoll.client.api import Api
+    from atoll.client.target import of_instance
+
     try:
-        return list(await doctor.Registry(checks()).run())
-    except AtollError as error:
-        return [doctor.Finding("driver", "driver", False, error.message, error.hint, fatal=True)]
-
-
-def _of_finding(finding: Any, *, prefix: str = "") -> Entry:
-    result = "ok" if finding.ok else "failed" if finding.fatal else "warning"
-    name = finding.id if not prefix or finding.id.startswith("driver.") else prefix + finding.id
-    return Entry(name, result, finding.detail, finding.fix)
+        with Api(of_instance(place.home, {}), timeout_s=5.0) as api:
+            return {str(host.get("name")): [str(name) for name in host.get("isolations") or []] for host in api.hosts()}
+    except AtollError:
+        return {}

@@ -1,4 +1,4 @@
-"""Writes down that control has just answered the agent, so that `status` can tell without asking control."""
+"""Writes down that control has just answered the agent, and what the agent found out about its host, for `status` and `doctor`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ class Heard:
         if problem == self._problem and now - self._written_at < _WRITE_EVERY_S:
             return
         self._written_at, self._problem = now, problem
-        record = {"pid": os.getpid(), "boot_s": now, "version": self._version, "problem": problem}
+        record = {
+            "pid": os.getpid(),
+            "boot_s": now,
+            "version": self._version,
+            "problem": problem,
+            "isolations": health.isolations,
+            "checks": [check.model_dump() for check in health.checks],
+        }
         temporary = self._file.with_suffix(".new")
         try:
             temporary.write_text(json.dumps(record) + "\n")

@@ -59,6 +59,15 @@ def living(path: Path) -> Identity | None:
     return found if found is not None and found.alive() else None
 
 
+def mark_of(path: Path) -> str | None:
+    """Which code the process of a pid file was started from."""
+    try:
+        mark = json.loads(path.read_bytes()).get("mark")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return str(mark) if mark else None
+
+
 def write(path: Path, identity: Identity, **more: str | int) -> None:
     """Write a pid file; readers see the old one or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,10 +1,10 @@
 """Become a child of the supervisor: claim the pid file, take the user, see the code, then exec. Standard library only.
 
-    python -m atoll.programs.launch --pid-file F --lock F [--user NAME] [--show FROM TO] -- PROGRAM ARGUMENT...
+    python -m atoll.programs.launch --pid-file F --lock F --mark M [--user NAME] [--show FROM TO] -- PROGRAM ARGUMENT...
 
 Theory of operation. The claim is made by the process itself, before exec and under a lock, so no supervisor, however it dies, can start
-a second one beside a living first: the second ends with status `ALREADY_RUNS` and the supervisor adopts the first. A checkout below a
-directory that the user may not pass (a clone in root's home) is shown to the child at another place, in a mount namespace of its own.
+a second one beside a living first: the second ends with status `ALREADY_RUNS` and the supervisor adopts the first. The mark says of which
+code it is. A checkout below a directory that the user may not pass (a clone in root's home) is shown to the child at another place, in a mount namespace of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     """Never returns when it succeeds."""
     options, command = _parse(arguments)
     pid_file = Path(options["--pid-file"][0])
-    if not _claim(pid_file, Path(options["--lock"][0]), name=pid_file.stem):
+    if not _claim(pid_file, Path(options["--lock"][0]), name=pid_file.stem, mark=options["--mark"][0]):
         return ALREADY_RUNS
     try:
         if "--show" in options:
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    counts = {"--pid-file": 1, "--lock": 1, "--user": 1, "--show": 2}
+    counts = {"--pid-file": 1, "--lock": 1, "--mark": 1, "--user": 1, "--show": 2}
     options: dict[str, list[str]] = {}
     at = 0
     while arguments[at] != "--":
@@ -61,7 +61,7 @@ def _parse(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     return options, arguments[at + 1 :]
 
 
-def _claim(pid_file: Path, lock: Path, *, name: str) -> bool:
+def _claim(pid_file: Path, lock: Path, *, name: str, mark: str) -> bool:
     with lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         other = identity.living(pid_file)
@@ -69,7 +69,7 @@ def _claim(pid_file: Path, lock: Path, *, name: str) -> bool:
             return False
         mine = identity.of(os.getpid())
         assert mine is not None
-        identity.write(pid_file, mine, name=name)
+        identity.write(pid_file, mine, name=name, mark=mark)
     return True
 
 

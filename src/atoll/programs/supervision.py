@@ -68,6 +68,17 @@ def start(layout: Layout) -> int:
     )
 
 
+def stop_other_code(layout: Layout, mark: str) -> list[str]:
+    """Without a supervisor: end the programs that an earlier one left and that run other code than `mark`; which ones."""
+    stopped: list[str] = []
+    for name in reversed(PROCESSES):
+        left = identity.living(layout.pid_file(name))
+        if left is not None and identity.mark_of(layout.pid_file(name)) != mark:
+            asyncio.run(end_process(left, 20.0, name))
+            stopped.append(name)
+    return stopped
+
+
 def stop(layout: Layout) -> list[str]:
     """Stop the supervisor and with it everything, or, where there is none, what an earlier one left; what was stopped.
 

@@ -73,7 +73,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._stopping.set)
         mine = identity.of(os.getpid())
         assert mine is not None
-        identity.write(self._layout.pid_file(NAME), mine, fingerprint=self._fingerprint)
+        identity.write(self._layout.pid_file(NAME), mine, mark=self._fingerprint)
         log.info(events.PROCESS_STARTED, pid=os.getpid(), home=str(self._layout.home))
         server = await self._serve()
         keepers: list[asyncio.Task[None]] = []
@@ -133,7 +133,7 @@ class Supervisor:
     async def _start(self, child: Child) -> None:
         spec, layout = child.spec, self._layout
         command = [sys.executable, "-P", "-m", "atoll.programs.launch"]
-        command += ["--pid-file", str(layout.pid_file(spec.name)), "--lock", str(layout.lock_file(spec.name))]
+        command += ["--pid-file", str(layout.pid_file(spec.name)), "--lock", str(layout.lock_file(spec.name)), "--mark", self._fingerprint]
         if spec.user is not None:
             command += ["--user", spec.user]
         if spec.show is not None:

@@ -94,6 +94,9 @@ def _start(place: Layout, steps: Steps) -> instance.Config:
     if supervision.running(place) is not None:
         with steps.step("stop what is older") as step:
             step.detail = ", ".join(supervision.stop(place)) + " (sandboxes go on)"
+    elif stopped := supervision.stop_other_code(place, fingerprint()):
+        with steps.step("stop what is older") as step:
+            step.detail = ", ".join(stopped) + " (sandboxes go on)"
     with steps.step("user") as step:
         user = ensure_account()
         problem = instance.home_problem(place, user)
