@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import ClientId, HostId, PlacementId, Prefix, SandboxId, TeamId, TemplateId, new_id
@@ -87,6 +87,10 @@ class FakeService:
     def set_state(self, sandbox_id: str, state: State) -> None:
         """Put it into a state that this release cannot reach through the API."""
         self._put(replace(self._sandboxes[sandbox_id], state=state), f"sandbox.{state.value}")
+
+    def change(self, sandbox_id: str, **fields: Any) -> None:
+        """Any other change of its row."""
+        self._put(replace(self._sandboxes[sandbox_id], **fields), "sandbox.changed")
 
     # Service
     async def authenticate(self, key: Secret) -> Caller:

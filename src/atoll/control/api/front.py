@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atoll.base.errors import AtollError, Bug, Code
+from atoll.base.errors import AtollError, Bug, Code, Refused
 from atoll.base.ids import Dice
 from atoll.control.api import auth, limits
 from atoll.control.api.errors import e2b_body, e2b_error, row_of, v1_body, v1_error
@@ -181,10 +182,13 @@ class Front:
     async def _our_room(self, visit: Visit) -> None:
         _, caller = await self._who(visit)
         body = await limits.read_body(visit.receive, visit.headers, self._settings)
+        _check_json(body)
         state = visit.scope.setdefault("state", {})
         state[CALLER_KEY] = caller
         state[REQUEST_ID_KEY] = visit.request_id
-        await self._inner(_as_get(visit.scope), limits.replay(body, visit.receive), visit.out)
+        # Bodies are JSON here, whatever the client calls them.
+        headers = [(b"content-type", b"application/json"), *(pair for pair in visit.scope["headers"] if pair[0] != b"content-type")]
+        await self._inner({**_as_get(visit.scope), "headers": headers}, limits.replay(body, visit.receive), visit.out)
 
     async def _who(self, visit: Visit) -> tuple[str, Caller]:
         key = auth.presented_key(visit.headers)
@@ -226,6 +230,14 @@ def _plain_failure(visit: Visit, status: int, message: str, headers: Headers = (
     if visit.ours:
         return json_answer(status, v1_body(Code.INVALID_REQUEST, message, visit.request_id), headers)
     return json_answer(status, e2b_body(status, message), headers)
+
+
+def _check_json(body: bytes) -> None:
+    # FastAPI reads JSON with Python's parser, which lets half surrogates, NaN and other encodings through; this one does not.
+    try:
+        from_json(body or b"null", allow_inf_nan=False)
+    except ValueError as error:
+        raise Refused(Code.INVALID_REQUEST, f"the body is not JSON: {error}") from error
 
 
 def _as_get(scope: Scope) -> Scope:
