@@ -95,7 +95,14 @@ others = st.builds(
     failing=st.booleans(),
     pause_s=pauses,
 )
-steps_of = st.lists(st.one_of(reports, others), max_size=25)
+PLACE, READY = Step("place"), Step("report", Observed.RUNNING, ready=True)
+ERROR, ABSENT = Step("report", Observed.ERROR, reason="START_FAILED"), Step("report", Observed.ABSENT, ended_by="command")
+STUCK = [PLACE, ERROR, ABSENT] * 2
+steps_of = st.builds(
+    lambda begun, more: [*begun, *more],
+    st.sampled_from([[], [PLACE], [PLACE, READY], [PLACE, READY], [PLACE, READY, Step("release")], STUCK]),
+    st.lists(st.one_of(reports, others), max_size=20),
+)
 
 
 def walk(steps: list[Step]) -> Iterator[tuple[Facts, Stimulus, Outcome | None, float]]:
