@@ -99,9 +99,7 @@ class Steps:
         try:
             address = await self._start(record)
             with self._slow(placement_id, Observed.RUNNING):
-                hello = await self._guests.meet(
-                    record, address, token=lambda: self._vault.token(placement_id), init=lambda: self._init(record)
-                )
+                version = await self._meet(record, address)
         except GuestEnded as error:
             detail = str(error)
             await self._ledger.change(placement_id, lambda r: exited(r, reason=Code.GUEST_EXITED, detail=detail))
@@ -113,12 +111,19 @@ class Steps:
         def ready(now: Record) -> Record | None:
             if now.ended_by is not None or now.desired is not Kind.ENSURE_RUNNING:
                 return None
-            return seen(
-                now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=hello.guest_version or None
-            )
+            return seen(now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version)
 
         await self._ledger.change(placement_id, ready)
         self._vault.drop(placement_id)
+
+    async def _meet(self, record: Record, address: str) -> str | None:
+        """The guest's version, once it has proved itself and is initialised."""
+        if not self._driver(record).capabilities.guest_handshake:
+            return None
+        hello = await self._guests.meet(
+            record, address, token=lambda: self._vault.token(record.placement_id), init=lambda: self._init(record)
+        )
+        return hello.guest_version or None
 
     async def _init(self, record: Record) -> Any:
         assert record.blueprint is not None

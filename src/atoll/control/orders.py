@@ -78,9 +78,10 @@ class Orders:
         """What the agent shows to the placement's guest."""
         return self._tokens.guest(placement, SCOPE_CONTROL)
 
-    def end(self, sandbox: Sandbox, placement_id: str) -> wire.End:
-        """When the agent ends it by itself; remaining seconds, never less than none."""
-        left = (sandbox.end_at if sandbox.end_at is not None else float("inf")) - self._clock.now()
+    def end(self, sandbox: Sandbox, placement_id: str, *, since: float | None = None) -> wire.End:
+        """When the agent ends it by itself; remaining seconds, never less than none. `since`: when the request came that this answers."""
+        counted_from = self._clock.now() if since is None else since
+        left = (sandbox.end_at if sandbox.end_at is not None else float("inf")) - counted_from
         return wire.End(
             placement_id=placement_id,
             revision=sandbox.end_revision,

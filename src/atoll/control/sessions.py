@@ -85,6 +85,7 @@ class Sessions:
 
     async def poll(self, host: Host, poll: wire.Poll) -> wire.PollAnswer:
         """One poll. *Errors*: Refused PROTOCOL_UNSUPPORTED, STALE_AGENT_EPOCH, OVERLAPPING_AGENT_SESSION, STALE_POLL."""
+        received_at = self._clock.now()
         self._check(host, poll)
         host, session = await self._session(host, poll)
         overtaken = asyncio.Event()
@@ -98,7 +99,7 @@ class Sessions:
             until = self._clock.boot() + poll.park_s
             while True:
                 work.clear()
-                answer = await self._answer(host, poll, acknowledged)
+                answer = await self._answer(host, poll, acknowledged, received_at=received_at)
                 if overtaken.is_set():
                     raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
                 left = until - self._clock.boot()
@@ -258,7 +259,7 @@ class Sessions:
             used = await self._store.read(lambda conn: facts.used(conn, host.id))
             self._directory.put(after, used=used)
 
-    async def _answer(self, host: Host, poll: wire.Poll, acknowledged: dict[str, int]) -> wire.PollAnswer:
+    async def _answer(self, host: Host, poll: wire.Poll, acknowledged: dict[str, int], *, received_at: float) -> wire.PollAnswer:
         wanted = await self._store.read(lambda conn: hosts.wanted(conn, host.id))
         behind = [w.placement_id for w in wanted if poll.holds.get(w.placement_id, 0) < w.desired_revision]
         late = {w.placement_id for w in wanted if poll.end_revisions.get(w.placement_id, 0) < w.end_revision}
@@ -272,7 +273,8 @@ class Sessions:
                 if payload is not None and command.payload_ref is not None:
                     answer.payloads[command.payload_ref] = payload
             if placement.id in late and sandbox.end_at is not None:
-                answer.ends.append(self._orders.end(sandbox, placement.id))
+                # The agent counts from when it sent the poll, which may have been parked since.
+                answer.ends.append(self._orders.end(sandbox, placement.id, since=received_at))
         wanted_ids = {w.placement_id for w in wanted}
         asked = [p for p in {*poll.tombstones, *poll.holds} if p not in wanted_ids]
         gone, unknown = await self._store.read(lambda conn: hosts.gone_or_unknown(conn, host.id, asked))
