@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -11,16 +12,22 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"atoll.local/native/internal/guest"
 	"atoll.local/native/internal/guest/control"
+	"atoll.local/native/internal/guest/threads"
 	"atoll.local/native/internal/version"
 )
 
 // procsMax bounds the threads that run Go code: the guest moves bytes, the sandbox's cores are its user's.
 const procsMax = 4
+
+// threadsReserved covers the slots, the threads that run Go code, and the runtime's own few.
+const threadsReserved = guest.KernelSlots + procsMax
 
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == "--version" {
@@ -38,6 +45,7 @@ func run() error {
 	if err := os.Unsetenv(control.ConfigVariable); err != nil {
 		return err
 	}
+	wipeEnvironment()
 	config, err := control.ParseConfig([]byte(text))
 	if err != nil {
 		return err
@@ -57,6 +65,8 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	// Beside the first answers, not before them: making threads takes milliseconds, and no user runs anything yet.
+	go threads.Reserve(threadsReserved)
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	return guest.New(guest.Options{
 		Config:         config,
@@ -69,6 +79,32 @@ func run() error {
 	}).Serve(listener)
 }
 
+// wipeEnvironment clears what /proc/self/environ shows: the memory that the kernel handed the environment over in. The
+// runtime has its own copy. Where it cannot be done, other root processes of the sandbox can read the configuration,
+// which holds nothing that would let them in.
+func wipeEnvironment() {
+	text, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return
+	}
+	// proc(5): env_start and env_end are fields 50 and 51; the name in brackets, field 2, may hold spaces.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	if len(fields) < 49 {
+		return
+	}
+	start, startErr := strconv.ParseInt(fields[47], 10, 64)
+	end, endErr := strconv.ParseInt(fields[48], 10, 64)
+	if startErr != nil || endErr != nil || start <= 0 || end <= start || end-start > 4<<20 {
+		return
+	}
+	memory, err := os.OpenFile("/proc/self/mem", os.O_WRONLY, 0)
+	if err != nil {
+		return
+	}
+	defer memory.Close()
+	_, _ = memory.WriteAt(make([]byte, end-start), start)
+}
+
 // shieldInit makes PID 1 deaf to every signal that it may be deaf to: the machine ends when its host says so. The
 // signals are caught, not ignored, because a child would inherit it if they were ignored.
 func shieldInit() {
@@ -77,9 +113,8 @@ func shieldInit() {
 		switch number {
 		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG, syscall.SIGPROF:
 			// The first two cannot be caught, the reaper needs the third, the runtime the others.
-		case syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGILL, syscall.SIGTRAP, syscall.SIGSYS:
-			// A fault in our own code must not become an endless loop.
 		default:
+			// SIGSEGV and its like too: only those that somebody sends come here, a fault of our own still ends us.
 			signal.Notify(deaf, number)
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"atoll.local/native/internal/guest/reap"
 	"atoll.local/native/internal/guest/rpc"
 	"atoll.local/native/internal/guest/settings"
+	"atoll.local/native/internal/guest/threads"
 	"atoll.local/native/internal/guest/users"
 )
 
@@ -32,6 +33,8 @@ const (
 	// idleConnection is longer than any client or proxy keeps an idle connection, so that they close first.
 	idleConnection = 640 * time.Second
 	connectionsMax = 4096
+	// KernelSlots is how many threads may wait in the kernel at one time.
+	KernelSlots = 12
 )
 
 // Options are what a guest depends on.
@@ -48,6 +51,7 @@ type Options struct {
 
 // Guest is the running agent.
 type Guest struct {
+	slots      threads.Slots
 	options    Options
 	settings   *settings.Store
 	identity   *identity.Identity
@@ -62,14 +66,14 @@ const entrypointTag = "entrypoint"
 
 // New joins the rooms. Nothing listens yet.
 func New(options Options) *Guest {
-	g := &Guest{options: options, settings: &settings.Store{}}
+	g := &Guest{options: options, settings: &settings.Store{}, slots: threads.NewSlots(KernelSlots)}
 	g.identity = &identity.Identity{
 		Users:    users.NewDirectory(options.PasswdPath, options.GroupPath),
 		Settings: g.settings,
 	}
 	g.reaper = reap.New(options.ReapEverything)
-	g.filesystem = filesystem.NewService(g.identity)
-	g.processes = process.NewService(g.identity, g.reaper)
+	g.filesystem = filesystem.NewService(g.identity, g.slots)
+	g.processes = process.NewService(g.identity, g.reaper, g.slots)
 	g.server = &http.Server{
 		Handler:           g.handler(),
 		ReadHeaderTimeout: headerPatience,
@@ -154,7 +158,7 @@ type route struct {
 }
 
 func (g *Guest) routes() map[string]map[string]route {
-	content := files.New(g.identity, g.options.Now)
+	content := files.New(g.identity, g.slots, g.options.Now)
 	routes := map[string]map[string]route{
 		"/health": {http.MethodGet: {serve: health, open: true, early: true}},
 		"/envs":   {http.MethodGet: {serve: g.envs}},
@@ -164,10 +168,7 @@ func (g *Guest) routes() map[string]map[string]route {
 		},
 		"/files/compose": {http.MethodPost: {serve: content.Compose}},
 	}
-	meter := metrics.New("/proc", "/sys/fs/cgroup", "/", g.options.Now)
-	routes["/metrics"] = map[string]route{http.MethodGet: {serve: func(w http.ResponseWriter, _ *http.Request) {
-		readMetrics(w, meter)
-	}}}
+	routes["/metrics"] = map[string]route{http.MethodGet: {serve: g.metrics(metrics.New("/proc", "/sys/fs/cgroup", "/", g.options.Now))}}
 	g.addService(routes, "/process.Process/", g.processes.Routes())
 	g.addService(routes, "/filesystem.Filesystem/", g.filesystem.Routes())
 	return routes
@@ -205,14 +206,18 @@ func (g *Guest) envs(w http.ResponseWriter, _ *http.Request) {
 	answer.JSON(w, http.StatusOK, g.settings.Current().Env)
 }
 
-func readMetrics(w http.ResponseWriter, meter *metrics.Meter) {
-	w.Header().Set("Cache-Control", "no-store")
-	now, err := meter.Read()
-	if err != nil {
-		answer.Error(w, http.StatusInternalServerError, "error reading metrics: %v", err)
-		return
+func (g *Guest) metrics(meter *metrics.Meter) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		var now *metrics.Metrics
+		var err error
+		g.slots.Do(func() { now, err = meter.Read() })
+		if err != nil {
+			answer.Error(w, http.StatusInternalServerError, "error reading metrics: %v", err)
+			return
+		}
+		w.Header().Set("Cache-Control", "no-store")
+		answer.JSON(w, http.StatusOK, now)
 	}
-	answer.JSON(w, http.StatusOK, now)
 }
 
 // allowOrigin lets any page call: what protects the sandbox is its token, and no cookie is ever looked at.

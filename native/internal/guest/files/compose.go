@@ -32,7 +32,9 @@ func (f *Files) Compose(w http.ResponseWriter, r *http.Request) {
 		answer.Error(w, http.StatusBadRequest, "invalid request body: %v", err)
 		return
 	}
-	one, err := f.compose(request)
+	var one *written
+	var err error
+	f.slots.Do(func() { one, err = f.compose(request) })
 	if err != nil {
 		respond(w, err)
 		return

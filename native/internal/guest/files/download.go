@@ -27,7 +27,9 @@ func (f *Files) Download(w http.ResponseWriter, r *http.Request) {
 		respond(w, err)
 		return
 	}
-	file, info, err := openRegular(path)
+	var file *os.File
+	var info os.FileInfo
+	f.slots.Do(func() { file, info, err = openRegular(path) })
 	if err != nil {
 		respond(w, err)
 		return

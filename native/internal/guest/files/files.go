@@ -20,12 +20,14 @@ import (
 	"atoll.local/native/internal/guest/identity"
 	"atoll.local/native/internal/guest/paths"
 	"atoll.local/native/internal/guest/settings"
+	"atoll.local/native/internal/guest/threads"
 	"atoll.local/native/internal/guest/users"
 )
 
 // Files serves /files and /files/compose.
 type Files struct {
 	identity *identity.Identity
+	slots    threads.Slots
 	now      func() time.Time
 	idle     time.Duration
 }
@@ -33,9 +35,9 @@ type Files struct {
 // uploadIdle is how long an upload may bring nothing before it is given up.
 const uploadIdle = 60 * time.Second
 
-// New makes the service; now is the clock that signatures expire by.
-func New(who *identity.Identity, now func() time.Time) *Files {
-	return &Files{identity: who, now: now, idle: uploadIdle}
+// New makes the service; it waits for disks in slots, and now is the clock that signatures expire by.
+func New(who *identity.Identity, slots threads.Slots, now func() time.Time) *Files {
+	return &Files{identity: who, slots: slots, now: now, idle: uploadIdle}
 }
 
 // failure is an error with its HTTP status.

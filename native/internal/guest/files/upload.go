@@ -17,6 +17,7 @@ import (
 	"atoll.local/native/internal/guest/answer"
 	"atoll.local/native/internal/guest/entry"
 	"atoll.local/native/internal/guest/paths"
+	"atoll.local/native/internal/guest/threads"
 )
 
 // partsMax bounds the files of one multipart upload.
@@ -41,8 +42,9 @@ func (f *Files) Upload(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	defer func() { _ = control.SetReadDeadline(time.Time{}) }()
 	body := &patientReader{from: r.Body, control: control, idle: f.idle}
-	all, err := receive(r, query, who, body)
+	all, err := f.receive(r, query, who, body)
 	if err != nil {
+		drain(body)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = failf(http.StatusRequestTimeout, "the upload brought nothing for %s", f.idle)
 		}
@@ -52,8 +54,15 @@ func (f *Files) Upload(w http.ResponseWriter, r *http.Request) {
 	answer.JSON(w, http.StatusOK, all)
 }
 
+// drainBytesMax bounds what is read for nothing after a failure.
+const drainBytesMax = 1 << 30
+
+// drain reads what the client still sends: most clients write their request to its end before they look at the answer,
+// and would see a reset connection instead of, say, the full disk.
+func drain(body io.Reader) { _, _ = io.Copy(io.Discard, io.LimitReader(body, drainBytesMax)) }
+
 // receive writes the files that the body holds, in either of its two forms.
-func receive(r *http.Request, query url.Values, who *access, body io.Reader) ([]written, error) {
+func (f *Files) receive(r *http.Request, query url.Values, who *access, body io.Reader) ([]written, error) {
 	metadata, err := entry.ParseMetadata(r.Header)
 	if err != nil {
 		return nil, failf(http.StatusBadRequest, "invalid metadata: %v", err)
@@ -74,15 +83,15 @@ func receive(r *http.Request, query url.Values, who *access, body io.Reader) ([]
 	media, parameters, err := mime.ParseMediaType(contentType)
 	switch {
 	case err == nil && media == "application/octet-stream":
-		return receiveRaw(query, who, metadata, body)
+		return f.receiveRaw(query, who, metadata, body)
 	case err == nil && media == "multipart/form-data":
-		return receiveForm(query, who, metadata, multipart.NewReader(body, parameters["boundary"]))
+		return f.receiveForm(query, who, metadata, multipart.NewReader(body, parameters["boundary"]))
 	}
 	return nil, failf(http.StatusBadRequest,
 		"unsupported content type: %s, expected multipart/form-data or application/octet-stream", contentType)
 }
 
-func receiveRaw(query url.Values, who *access, metadata map[string]string, body io.Reader) ([]written, error) {
+func (f *Files) receiveRaw(query url.Values, who *access, metadata map[string]string, body io.Reader) ([]written, error) {
 	if !query.Has("path") {
 		return nil, failf(http.StatusBadRequest, "path query parameter is required for raw body upload")
 	}
@@ -90,14 +99,14 @@ func receiveRaw(query url.Values, who *access, metadata map[string]string, body 
 	if err != nil {
 		return nil, err
 	}
-	one, err := store(path, who, metadata, body)
+	one, err := f.store(path, who, metadata, body)
 	if err != nil {
 		return nil, err
 	}
 	return []written{*one}, nil
 }
 
-func receiveForm(query url.Values, who *access, metadata map[string]string, form *multipart.Reader) ([]written, error) {
+func (f *Files) receiveForm(query url.Values, who *access, metadata map[string]string, form *multipart.Reader) ([]written, error) {
 	all := []written{}
 	seen := map[string]bool{}
 	for count := 0; ; count++ {
@@ -132,7 +141,7 @@ func receiveForm(query url.Values, who *access, metadata map[string]string, form
 				"you cannot upload multiple files to the same path '%s' in one upload request, only the first specified file was uploaded", path)
 		}
 		seen[path] = true
-		one, err := store(path, who, metadata, part)
+		one, err := f.store(path, who, metadata, part)
 		if err != nil {
 			return nil, err
 		}
@@ -155,54 +164,81 @@ func fullFileName(disposition string) (string, error) {
 
 // store writes one file and gives it to the user. For whoever watches, a new small file is exactly create, chmod (the
 // change of owner) and write.
-func store(path string, who *access, metadata map[string]string, body io.Reader) (*written, error) {
-	if err := ensureParents(path, who); err != nil {
+func (f *Files) store(path string, who *access, metadata map[string]string, body io.Reader) (*written, error) {
+	var file *os.File
+	var created bool
+	var err error
+	f.slots.Do(func() { file, created, err = open(path, who) })
+	if err != nil {
 		return nil, err
 	}
-	info, err := os.Stat(path)
-	existed := err == nil
-	switch {
-	case existed && info.IsDir():
-		return nil, failf(http.StatusBadRequest, "path is a directory: %s", path)
-	case existed && !info.Mode().IsRegular():
-		return nil, failf(http.StatusBadRequest, "path is not a regular file: %s", path)
-	}
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NONBLOCK, 0o666)
-	if err != nil {
-		return nil, diskError("error opening file", err)
-	}
-	err = fill(file, path, who, metadata, body)
-	if closeErr := file.Close(); err == nil && closeErr != nil {
-		err = diskError("error writing file", closeErr)
-	}
-	if err != nil {
-		if !existed {
+	_, err = io.Copy(&slotWriter{file, f.slots}, body)
+	err = copyError(err)
+	f.slots.Do(func() {
+		if err == nil {
+			if failed := entry.ReplaceMetadata(path, metadata); failed != nil {
+				err = diskError("error writing file metadata", failed)
+			}
+		}
+		if failed := file.Close(); err == nil && failed != nil {
+			err = diskError("error writing file", failed)
+		}
+		if err != nil && created {
 			// Half a file helps nobody, and on a full disk its space is what is missing.
 			_ = os.Remove(path)
 		}
+	})
+	if err != nil {
 		return nil, err
 	}
 	return &written{Path: path, Name: filepath.Base(path), Type: "file", Metadata: metadata}, nil
 }
 
-func fill(file *os.File, path string, who *access, metadata map[string]string, body io.Reader) error {
+// open makes or empties the file, with its parents, and gives it to the user.
+func open(path string, who *access) (file *os.File, created bool, err error) {
+	if err := ensureParents(path, who); err != nil {
+		return nil, false, err
+	}
+	info, err := os.Stat(path)
+	created = err != nil
+	switch {
+	case !created && info.IsDir():
+		return nil, false, failf(http.StatusBadRequest, "path is a directory: %s", path)
+	case !created && !info.Mode().IsRegular():
+		return nil, false, failf(http.StatusBadRequest, "path is not a regular file: %s", path)
+	}
+	file, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NONBLOCK, 0o666)
+	if err != nil {
+		return nil, false, diskError("error opening file", err)
+	}
 	if err := file.Chown(who.user.UID, who.user.GID); err != nil {
-		return diskError("error changing file ownership", err)
+		_ = file.Close()
+		return nil, false, diskError("error changing file ownership", err)
 	}
-	if _, err := io.Copy(file, body); err != nil {
-		var pathErr *os.PathError
-		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return err
-		case errors.As(err, &pathErr):
-			return diskError("error writing file", err)
-		}
-		return failf(http.StatusBadRequest, "error reading the upload: %v", err)
+	return file, created, nil
+}
+
+// copyError tells a disk that did not take the bytes from a client that did not send them.
+func copyError(err error) error {
+	var onDisk *os.PathError
+	switch {
+	case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
+		return err
+	case errors.As(err, &onDisk):
+		return diskError("error writing file", err)
 	}
-	if err := entry.ReplaceMetadata(path, metadata); err != nil {
-		return diskError("error writing file metadata", err)
-	}
-	return nil
+	return failf(http.StatusBadRequest, "error reading the upload: %v", err)
+}
+
+// slotWriter writes to the disk in a slot, chunk by chunk: the network is waited for outside of it.
+type slotWriter struct {
+	file  *os.File
+	slots threads.Slots
+}
+
+func (w *slotWriter) Write(chunk []byte) (n int, err error) {
+	w.slots.Do(func() { n, err = w.file.Write(chunk) })
+	return n, err
 }
 
 // ensureParents makes the directories above path.

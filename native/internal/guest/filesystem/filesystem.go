@@ -15,33 +15,43 @@ import (
 	"atoll.local/native/internal/guest/identity"
 	"atoll.local/native/internal/guest/paths"
 	"atoll.local/native/internal/guest/rpc"
+	"atoll.local/native/internal/guest/threads"
 	"atoll.local/native/internal/guest/users"
 )
 
 // Service answers for the guest's files.
 type Service struct {
 	identity *identity.Identity
+	slots    threads.Slots
 	watchers *watchers
 }
 
-// NewService acts as the users that who tells.
-func NewService(who *identity.Identity) *Service {
-	return &Service{identity: who, watchers: newWatchers()}
+// NewService acts as the users that who tells, and waits for disks in slots.
+func NewService(who *identity.Identity, slots threads.Slots) *Service {
+	return &Service{identity: who, slots: slots, watchers: newWatchers()}
 }
 
 // Routes returns the handlers of filesystem.Filesystem by method name.
 func (s *Service) Routes() map[string]http.HandlerFunc {
 	return map[string]http.HandlerFunc{
-		"Stat":             rpc.Unary(rpc.MessageBytesMax, s.stat),
-		"MakeDir":          rpc.Unary(rpc.MessageBytesMax, s.makeDir),
-		"Move":             rpc.Unary(rpc.MessageBytesMax, s.move),
+		"Stat":             inSlot(s, s.stat),
+		"MakeDir":          inSlot(s, s.makeDir),
+		"Move":             inSlot(s, s.move),
 		"ListDir":          s.listDir,
-		"Remove":           rpc.Unary(rpc.MessageBytesMax, s.remove),
+		"Remove":           inSlot(s, s.remove),
 		"WatchDir":         s.watchDir,
-		"CreateWatcher":    rpc.Unary(rpc.MessageBytesMax, s.createWatcher),
-		"GetWatcherEvents": rpc.Unary(rpc.MessageBytesMax, s.getWatcherEvents),
-		"RemoveWatcher":    rpc.Unary(rpc.MessageBytesMax, s.removeWatcher),
+		"CreateWatcher":    inSlot(s, s.createWatcher),
+		"GetWatcherEvents": inSlot(s, s.getWatcherEvents),
+		"RemoveWatcher":    inSlot(s, s.removeWatcher),
 	}
+}
+
+// inSlot makes the handler of a call that works on the disk.
+func inSlot[Req, Resp any](s *Service, call func(context.Context, *http.Request, *Req) (*Resp, error)) http.HandlerFunc {
+	return rpc.Unary(rpc.MessageBytesMax, func(ctx context.Context, r *http.Request, request *Req) (answer *Resp, err error) {
+		s.slots.Do(func() { answer, err = call(ctx, r, request) })
+		return answer, err
+	})
 }
 
 // Close ends all watchers.

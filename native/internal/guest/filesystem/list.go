@@ -39,7 +39,9 @@ func (s *Service) listDir(w http.ResponseWriter, r *http.Request) {
 		rpc.WriteError(w, err)
 		return
 	}
-	real, names, err := openDirectory(shown)
+	var real string
+	var names []string
+	s.slots.Do(func() { real, names, err = openDirectory(shown) })
 	if err != nil {
 		rpc.WriteError(w, err)
 		return
@@ -112,7 +114,11 @@ func (l *lister) walk(dir, shown string, names []string, depth int) error {
 			return err
 		}
 		path := filepath.Join(dir, name)
-		info, err := entry.Describe(path, filepath.Join(shown, name), l.service.identity.Users)
+		var info *entry.Info
+		var err error
+		l.service.slots.Do(func() {
+			info, err = entry.Describe(path, filepath.Join(shown, name), l.service.identity.Users)
+		})
 		if isMissing(err) {
 			continue // it went while we looked
 		}
@@ -125,7 +131,8 @@ func (l *lister) walk(dir, shown string, names []string, depth int) error {
 		if depth <= 1 || info.Type != entry.TypeDirectory || info.IsSymlink {
 			continue
 		}
-		below, err := readNames(path)
+		var below []string
+		l.service.slots.Do(func() { below, err = readNames(path) })
 		if isMissing(err) {
 			continue
 		}

@@ -44,16 +44,8 @@ type watchResponse struct {
 	Keepalive  *empty      `json:"keepalive,omitempty"`
 }
 
-// observation is a checked request, ready to be watched.
-type observation struct {
-	service   *Service
-	root      string
-	recursive bool
-	entries   bool
-}
-
-// observe checks the request.
-func (s *Service) observe(r *http.Request, request *watchRequest) (*observation, error) {
+// observe checks the request and starts watching; sink gets the events ready for the wire.
+func (s *Service) observe(r *http.Request, request *watchRequest, sink func([]watchEvent)) (*watch.Watcher, error) {
 	path, _, err := s.located(r, request.Path)
 	if err != nil {
 		return nil, err
@@ -76,12 +68,9 @@ func (s *Service) observe(r *http.Request, request *watchRequest) (*observation,
 			return nil, rpc.Errorf(rpc.InvalidArgument, "cannot watch path on network filesystem: %s", path)
 		}
 	}
-	return &observation{s, path, request.Recursive, request.IncludeEntry}, nil
-}
-
-// start begins watching; sink gets the events ready for the wire.
-func (o *observation) start(sink func([]watchEvent)) (*watch.Watcher, error) {
-	watcher, err := watch.New(o.root, o.recursive, func(events []watch.Event) { sink(o.dress(events)) })
+	watcher, err := watch.New(path, request.Recursive, func(events []watch.Event) {
+		sink(s.dress(path, events, request.IncludeEntry))
+	})
 	if err != nil {
 		return nil, watchError("error creating watcher", err)
 	}
@@ -98,14 +87,14 @@ func watchError(context string, err error) error {
 	return rpc.Errorf(rpc.Internal, "%s: %v", context, err)
 }
 
-// dress makes the events of one read ready for the wire, with the file's description where it was asked for.
-func (o *observation) dress(events []watch.Event) []watchEvent {
+// dress makes events ready for the wire, with the file's description where it was asked for.
+func (s *Service) dress(root string, events []watch.Event, entries bool) []watchEvent {
 	dressed := make([]watchEvent, 0, len(events))
 	for _, e := range events {
 		event := watchEvent{Name: e.Name, Type: e.Type}
-		if o.entries && (e.Type == watch.Create || e.Type == watch.Write || e.Type == watch.Chmod) {
-			path := filepath.Join(o.root, e.Name)
-			if info, err := entry.Describe(path, path, o.service.identity.Users); err == nil {
+		if entries && (e.Type == watch.Create || e.Type == watch.Write || e.Type == watch.Chmod) {
+			path := filepath.Join(root, e.Name)
+			if info, err := entry.Describe(path, path, s.identity.Users); err == nil {
 				event.Entry = info
 			}
 		}
@@ -129,17 +118,15 @@ func (s *Service) watchDir(w http.ResponseWriter, r *http.Request) {
 	defer release()
 	ctx, cancel := context.WithCancel(limited)
 	defer cancel()
-	observed, err := s.observe(r, request)
-	if err != nil {
-		stream.End(err)
-		return
-	}
 	batches := make(chan []watchEvent)
-	watcher, err := observed.start(func(batch []watchEvent) {
-		select {
-		case batches <- batch:
-		case <-ctx.Done():
-		}
+	var watcher *watch.Watcher
+	s.slots.Do(func() {
+		watcher, err = s.observe(r, request, func(batch []watchEvent) {
+			select {
+			case batches <- batch:
+			case <-ctx.Done():
+			}
+		})
 	})
 	if err != nil {
 		stream.End(err)
@@ -304,12 +291,9 @@ type eventsResponse struct {
 }
 
 func (s *Service) createWatcher(_ context.Context, r *http.Request, request *watchRequest) (*createResponse, error) {
-	observed, err := s.observe(r, request)
-	if err != nil {
-		return nil, err
-	}
 	p := &polled{asked: time.Now()}
-	if p.watcher, err = observed.start(p.keep); err != nil {
+	var err error
+	if p.watcher, err = s.observe(r, request, p.keep); err != nil {
 		return nil, err
 	}
 	id, err := s.watchers.store(p)

@@ -52,8 +52,9 @@ type process struct {
 	activity  atomic.Uint64
 	delivered atomic.Int32 // readers that are handing out a chunk right now
 
-	killed  atomic.Bool
-	expired chan struct{} // closed when the deadline killed it
+	killed   atomic.Bool
+	deadline *deadline     // nil without one
+	expired  chan struct{} // closed when the deadline killed it
 
 	end  *endEvent     // set before over is closed
 	over chan struct{} // closed when the end may be told
@@ -78,11 +79,7 @@ func start(p *plan, request *startRequest, output *hub, reaper *reap.Reaper, tim
 		return nil, startError(p.config, err)
 	}
 	if timeout > 0 {
-		timer := time.AfterFunc(timeout, proc.expire)
-		go func() {
-			<-proc.over
-			timer.Stop()
-		}()
+		proc.deadline = newDeadline(timeout, deadlineStep, proc.expire)
 	}
 	return proc, nil
 }
@@ -179,6 +176,9 @@ func (p *process) supervise(retire func(*process)) {
 	retire(p)
 	p.hub.finish()
 	close(p.over)
+	if p.deadline != nil {
+		p.deadline.stop()
+	}
 	p.inputMu.Lock()
 	if p.stdin != nil {
 		_ = p.stdin.Close()

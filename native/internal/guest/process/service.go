@@ -13,6 +13,7 @@ import (
 	"atoll.local/native/internal/guest/identity"
 	"atoll.local/native/internal/guest/reap"
 	"atoll.local/native/internal/guest/rpc"
+	"atoll.local/native/internal/guest/threads"
 	"atoll.local/native/internal/guest/users"
 )
 
@@ -21,6 +22,8 @@ const (
 	retention = 30 * time.Second
 	// retainedMax bounds the ended processes kept for that; the oldest go first.
 	retainedMax = 4096
+	// killPatience is how long SIGKILL waits for the end before it answers.
+	killPatience = time.Second
 	// liveMax bounds the processes started through the API at one time.
 	liveMax = 4096
 )
@@ -29,6 +32,7 @@ const (
 type Service struct {
 	identity *identity.Identity
 	reaper   *reap.Reaper
+	slots    threads.Slots
 
 	mu       sync.Mutex
 	started  uint64
@@ -41,9 +45,9 @@ type retained struct {
 	until   time.Time
 }
 
-// NewService starts processes through reaper, as the users that who tells.
-func NewService(who *identity.Identity, reaper *reap.Reaper) *Service {
-	return &Service{identity: who, reaper: reaper, live: make(map[int]*process)}
+// NewService starts processes through reaper, as the users that who tells, and forks in slots.
+func NewService(who *identity.Identity, reaper *reap.Reaper, slots threads.Slots) *Service {
+	return &Service{identity: who, reaper: reaper, slots: slots, live: make(map[int]*process)}
 }
 
 // Routes returns the handlers of process.Process by method name.
@@ -91,7 +95,9 @@ func (s *Service) start(w http.ResponseWriter, r *http.Request) {
 		stream.End(err)
 		return
 	}
-	p, output, err := s.launch(request, user, timeout, true)
+	var p *process
+	var output *subscriber
+	s.slots.Do(func() { p, output, err = s.launch(request, user, timeout, true) })
 	if err != nil {
 		stream.End(err)
 		return
@@ -376,6 +382,13 @@ func (s *Service) sendSignal(_ context.Context, _ *http.Request, request *signal
 	}
 	if err != nil {
 		return nil, rpc.Errorf(rpc.Internal, "error sending signal: %v", err)
+	}
+	if sig == syscall.SIGKILL {
+		// Whoever killed it expects it gone: neither listed, nor there for `kill -0` as a zombie.
+		select {
+		case <-p.over:
+		case <-time.After(killPatience):
+		}
 	}
 	return &empty{}, nil
 }
