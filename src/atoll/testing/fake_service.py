@@ -65,7 +65,6 @@ class FakeService:
         self._teams: dict[str, Team] = {}
         self._clients: dict[str, Client] = {}
         self._sandboxes: dict[str, Sandbox] = {}
-        self._secured: dict[str, bool] = {}
         self._events: list[EventRecord] = []
         self.host_view = self._make_host()
 
@@ -133,8 +132,8 @@ class FakeService:
             request_digest=body_digest,
             alias=template.aliases[0] if template.aliases else None,
             metadata=dict(request.metadata),
+            secured=request.secured,
         )
-        self._secured[sandbox.id] = request.secured
         self._put(sandbox, "sandbox.accepted")
         if not request.wait:
             return self._sandboxes[sandbox.id]
@@ -259,7 +258,7 @@ class FakeService:
         return revoked
 
     def access_token(self, sandbox: Sandbox) -> str | None:
-        if not self._secured[sandbox.id]:
+        if not sandbox.secured:
             return None
         return hashlib.sha256(f"access {sandbox.id}".encode()).hexdigest()
 
