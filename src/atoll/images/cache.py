@@ -72,7 +72,7 @@ def _entries(directory: Path) -> list[Path]:
         found.append(current.resolve())
     if directory.is_dir():
         found += sorted(
-            path
+            path.resolve()
             for path in directory.iterdir()
             if path.is_dir() and not path.is_symlink() and (path / MANIFEST).exists() and not path.name.startswith(".")
         )

@@ -15,15 +15,16 @@ import json
 import os
 import resource
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.oci import bundle, look, probes
+from atoll.drivers.oci import bundle, look, probes, selftest
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.record import Record
@@ -40,6 +41,7 @@ BUNDLE: Final = "config.json"
 RESOLV_CONF: Final = "resolv.conf"
 THREADS: Final = 16
 UPKEEP_S: Final = 5.0
+BOOT_CHECK_S: Final = 3.0
 GVISOR_NOFILE_MAX: Final = 1_048_576
 
 
@@ -103,6 +105,9 @@ class OciDriver:
         self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=self._capabilities.name)
         await self._blocking(self._open)
         await self._pool.open()
+        for placement_id in await self._blocking(self._left_by_self_checks):
+            with contextlib.suppress(AtollError, OSError):
+                await self.remove(placement_id)
         self._spawn(self._upkeep(), "upkeep")
 
     def _open(self) -> None:
@@ -113,6 +118,11 @@ class OciDriver:
         (config.run_dir / RESOLV_CONF).chmod(0o644)
         cgroups.make_parent(self._layout, self._names.cgroup)
         self._runtime.open()
+
+    def _left_by_self_checks(self) -> list[str]:
+        found = [(path.name, records.read(path)) for path in self._config.state_dir.iterdir() if path.is_dir()]
+        mine = (self._config.mark.host_id, str(self._config.runtime), selftest.SANDBOX_ID)
+        return [name for name, record in found if record is not None and (record.host_id, record.runtime, record.sandbox_id) == mine]
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -127,6 +137,17 @@ class OciDriver:
             self._threads.shutdown(wait=True)
             self._threads = None
 
+    def abandon(self) -> None:
+        """Let go of everything without touching the machine, as the end of this process would. For tests; the pool has its own."""
+        for task in list(self._tasks):
+            task.cancel()
+        for placement_id in list(self._live):
+            self._unwatch(placement_id)
+        self._live.clear()
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+            self._threads = None
+
     def _close(self) -> None:
         self._runtime.close()
         if not cgroups.members(self._layout, self._names.cgroup):
@@ -136,20 +157,23 @@ class OciDriver:
 
     async def prepare(self, order: Order) -> None:
         async with self._lock(order.placement_id):
-            await self._prepare(order)
+            await self._prepare(order, await self._image_of(order))
 
-    async def _prepare(self, order: Order) -> None:
+    async def _image_of(self, order: Order) -> Path:
+        """The root of the order's image, verified."""
+        return (await self._blocking(lambda: self._images.verified(order.spec.image, order.spec.image_name))).rootfs
+
+    async def _prepare(self, order: Order, rootfs: Path) -> None:
         """Directory and record, then disk, slot and bundle. A slot of this run that is still unused is kept."""
         live = self._live.setdefault(order.placement_id, _Live())
         egress = self._egress(order)
-        image = await self._blocking(lambda: self._images.verified(order.spec.image, order.spec.image_name))
         await self._blocking(lambda: self._make_directory(order))
         self._step("directory")
         slot = live.slot
         if slot is None:
             slot = live.slot = await self._pool.take(order.placement_id, egress)
         self._step("slot")
-        await self._blocking(lambda: self._write_bundle(order, slot, image.rootfs))
+        await self._blocking(lambda: self._write_bundle(order, slot, rootfs))
         live.prepared = order
         self._step("bundle")
 
@@ -203,7 +227,8 @@ class OciDriver:
         async with self._lock(order.placement_id):
             live = self._live.setdefault(order.placement_id, _Live())
             if live.prepared == order:
-                return await self._start(order, live)  # prepared by this run: nothing of it can be running
+                # Prepared by this run: nothing of it can be running.
+                return await self._start(order, live, self._images.look_up(order.spec.image, order.spec.image_name).rootfs)
             found = await self._look(order.placement_id)
             if found.guest is not None:
                 self._watch(order.placement_id, found.guest)
@@ -211,19 +236,19 @@ class OciDriver:
             if live.slot is None or found.pids or found.groups or found.runtime_files:
                 # Another run's preparation, or a guest that has ended: its namespace is gone, and the runtime's files are in the way.
                 await self._end(order.placement_id, strays=True)
-            await self._prepare(order)
-            return await self._start(order, live)
+            rootfs = await self._image_of(order)
+            await self._prepare(order, rootfs)
+            return await self._start(order, live, rootfs)
 
-    async def _start(self, order: Order, live: _Live) -> Seen:
+    async def _start(self, order: Order, live: _Live, rootfs: Path) -> Seen:
         slot = live.slot
         assert slot is not None
-        image = self._images.look_up(order.spec.image, order.spec.image_name)
         launch = Launch(
             container_id=order.placement_id,
             directory=self._view.directory(order.placement_id),
             group=self._view.group(order.placement_id),
             order=order,
-            rootfs=image.rootfs,
+            rootfs=rootfs,
             resolv_conf=self._config.run_dir / RESOLV_CONF,
         )
         live.ending, live.reason, live.prepared = False, None, None
@@ -383,14 +408,56 @@ class OciDriver:
                 continue
             if record is not None and record.runtime != self._config.runtime:
                 continue  # the other driver's
+            if record is not None and record.sandbox_id == selftest.SANDBOX_ID:
+                continue  # under way, or removed at the next open
             what = traces.names()
             if what:
                 found.append(Held(placement_id, record.sandbox_id if record else None, record.generation if record else None, what))
         return found
 
     async def probe(self) -> Sequence[Probe]:
-        problems = await self._pool.problems()
-        return await self._blocking(lambda: probes.run(self._config, self._layout, self._runtime, self._images, problems))
+        config = self._config
+        network = probes.network(await self._pool.checks())
+        found = await self._blocking(
+            lambda: [
+                probes.binary(config.runtime, self._runtime),
+                probes.guest(config),
+                probes.controllers(self._layout),
+                *network,
+                probes.disk(config),
+                probes.images(self._images),
+                *probes.limits(),
+            ]
+        )
+        return [*found, await self._probe_boot()]
+
+    async def _probe_boot(self) -> Probe:
+        """Start a real guest in an empty root, within its slot, and wait until it answers."""
+        name = f"runtime.{self._config.runtime}.boot"
+        order = selftest.order(self._config.runtime, os.urandom)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(BOOT_CHECK_S):
+                seen = await self._start_in(order, await self._blocking(self._empty_root))
+                answered = await selftest.answers(seen.address or "", self._config.guest_command)
+            detail = f"a guest answered after {(time.monotonic() - started) * 1000:.0f} ms"
+            return Probe(name, ok=answered, detail=detail if answered else "the guest did not answer", fix=probes.BOOT_FIX)
+        except (AtollError, OSError, TimeoutError) as error:
+            return Probe(name, ok=False, detail=str(error) or f"no answer within {BOOT_CHECK_S:.0f} s", fix=probes.BOOT_FIX)
+        finally:
+            with contextlib.suppress(AtollError, OSError):
+                await asyncio.shield(self.remove(order.placement_id))
+
+    async def _start_in(self, order: Order, rootfs: Path) -> Seen:
+        """Prepare and start with a root that is no image."""
+        async with self._lock(order.placement_id):
+            await self._prepare(order, rootfs)
+            return await self._start(order, self._live[order.placement_id], rootfs)
+
+    def _empty_root(self) -> Path:
+        root = self._config.run_dir / "empty-root"
+        (root / "etc").mkdir(parents=True, exist_ok=True)
+        return root
 
     # -- own
 

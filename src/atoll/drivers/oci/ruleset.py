@@ -9,7 +9,7 @@
 | closed4 | destination | nobody may: private, shared, link-local, metadata, multicast, reserved, and the operator's own ranges |
 
 Order of a guest's packet: raw prerouting drops IPv6 and every source but the slot's own; to the host itself only DNS at the gateway
-passes; forwarded, closed4 comes first, then allow4, deny4, open4, and what is left is dropped. To a guest only answers pass, and what
+passes; forwarded, closed4 and port 53 come first, then allow4, deny4, open4, and what is left is dropped. To a guest only answers pass, and what
 the host itself opens (the output path is not restricted). A slot without elements reaches nothing.
 Source: DESIGN section 7; research/isolation.md A3.
 """
@@ -101,6 +101,7 @@ table {names.table} {{
   chain outward {{
     oifname {wild} drop
     ip daddr @closed4 drop
+    meta l4proto {{ tcp, udp }} th dport 53 drop
     ct state established,related accept
     ct state new add @busy4 {{ ip saddr ct count over {CONNECTIONS_PER_SLOT_MAX} }} drop
     ip saddr . ip daddr @allow4 accept

@@ -182,11 +182,28 @@ class SlotPool:
                     found[number] = link.alias
             return found
 
-    async def problems(self) -> list[str]:
-        """What is wrong with the gateway, the table or forwarding; empty when all is well."""
-        return await self._in_thread(self._problems)
+    async def checks(self) -> dict[str, str | None]:
+        """Self-checks by id: what is wrong, or None."""
+        return await self._in_thread(self._checks)
 
     # -- in the loop
+
+    def abandon(self) -> None:
+        """Let go of everything without touching the machine, as the end of this process would: descriptors close, threads end.
+
+        For tests of what the next run finds.
+        """
+        if self._filler is not None:
+            self._filler.cancel()
+        for executor in (self._thread, self._ending):
+            if executor is not None:
+                executor.shutdown(wait=True, cancel_futures=True)
+        for slot in [*self._ready, *self._in_use.values()]:
+            self._close_fd(slot)
+        if self._nft is not None:
+            self._nft.close()
+        self._route.close()
+        self._thread = self._ending = None
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:
@@ -374,14 +391,13 @@ class SlotPool:
             conntrack.forget(self._retired)
             self._retired.clear()
 
-    def _problems(self) -> list[str]:
-        found = []
-        if self.names.table not in self._need_nft().tables():
-            found.append(f"the nftables table {self.names.table} is gone")
-        if links.find(self._route, self.names.gateway_link) is None:
-            found.append(f"the gateway device {self.names.gateway_link} is gone")
-        if _IP_FORWARD.read_text().strip() != "1":
-            found.append("net.ipv4.ip_forward is 0")
-        if self.last_refill_error:
-            found.append(f"slots cannot be made: {self.last_refill_error}")
-        return found
+    def _checks(self) -> dict[str, str | None]:
+        has_table = self.names.table in self._need_nft().tables()
+        has_gateway = links.find(self._route, self.names.gateway_link) is not None
+        forwards = _IP_FORWARD.read_text().strip() == "1"
+        return {
+            "net.nft": None if has_table else f"the nftables table {self.names.table} is gone",
+            "net.gateway": None if has_gateway else f"the gateway device {self.names.gateway_link} is gone",
+            "net.forwarding": None if forwards else "net.ipv4.ip_forward is 0",
+            "net.slots": f"slots cannot be made: {self.last_refill_error}" if self.last_refill_error else None,
+        }

@@ -1,0 +1,231 @@
+"""The stand of the `oci` drivers: an instance of its own name and subnet on this machine, beside whatever else runs here."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atoll.base.ids import Prefix, new_id
+from atoll.domain.spec import Isolation, Spec
+from atoll.drivers.oci.build import oci_driver, slot_pool
+from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
+from atoll.drivers.oci.driver import OciDriver
+from atoll.drivers.oci.slots import SlotPool, gateway_of
+from atoll.drivers.port import Driver, Mark, Order, Seen
+from atoll.images.cache import CachedImage, ImageCache, count
+from atoll.testing.conformance.guest import GuestClient
+from atoll.testing.conformance.stand import World
+from atoll.testing.conformance.world import world
+from atoll.wire.guest import Init
+
+SUBNETS: Final = range(32, 64)
+POOL: Final = 3
+GUEST_PATIENCE_S: Final = 20.0
+
+
+def missing(kind: RuntimeKind, binaries: Path, cache: Path) -> str | None:
+    """What this machine lacks for the stand, and how to get it; None when nothing."""
+    if os.geteuid() != 0:
+        return "root (run the tests with sudo)"
+    if not (binaries / "atoll-guest").exists():
+        return f"{binaries / 'atoll-guest'} (make build)"
+    if kind is RuntimeKind.RUNSC and not (binaries / "runsc").exists():
+        return f"{binaries / 'runsc'} (make build)"
+    if kind is RuntimeKind.CRUN and not (shutil.which("crun") or shutil.which("runc")):
+        return "crun or runc (apt-get install crun)"
+    if not (cache / "templates" / "base" / "current").exists():
+        return f"the base template in {cache} (make up)"
+    return None
+
+
+def free_subnet() -> int:
+    """A subnet number whose gateway address nobody on this machine has."""
+    taken = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+    return random.choice([number for number in SUBNETS if f" {gateway_of(number)}/" not in taken])
+
+
+class OciStand:
+    """A Stand with an oci driver on a state directory of its own."""
+
+    memory_mib_min = 256
+
+    def __init__(self, kind: RuntimeKind, home: Path, *, binaries: Path, cache: Path) -> None:
+        self._home = home
+        self._subnet = free_subnet()
+        self._key = Ed25519PrivateKey.generate()
+        self._image = ImageCache(cache).current("base")
+        self._cache = home / "cache"
+        (self._cache / "templates").mkdir(parents=True)
+        (self._cache / "templates" / "base").symlink_to(self._image.directory.parent)
+        self.mark = Mark(new_id(Prefix.INSTALL, os.urandom), new_id(Prefix.HOST, os.urandom))
+        self.names = Names.of(self.mark)
+        self.config = OciConfig(
+            runtime=kind,
+            state_dir=home / "sandboxes",
+            run_dir=home / "run",
+            image_cache=self._cache,
+            guest_binary=binaries / "atoll-guest",
+            mark=self.mark,
+            runsc=binaries / "runsc",
+            crun=Path(shutil.which("crun") or "/usr/bin/crun"),
+            runc=Path(shutil.which("runc") or "/usr/sbin/runc"),
+        )
+        self.exits: list[tuple[str, str]] = []
+        self._pool, self.driver = self._make()
+        self._strangers: list[OciDriver] = []
+
+    @property
+    def gateway_address(self) -> str:
+        return gateway_of(self._subnet)
+
+    def _make(self) -> tuple[SlotPool, OciDriver]:
+        pool = slot_pool(self.mark, subnet=self._subnet, size=POOL)
+        return pool, oci_driver(self.config, pool)
+
+    async def open(self) -> None:
+        await self.driver.open(self._on_exit)
+
+    async def close(self) -> None:
+        """Remove whatever a failed case left, and the instance itself."""
+        for stranger in self._strangers:
+            await stranger.close()
+        for held in await self.driver.held():
+            await self.driver.remove(held.placement_id)
+        await self.driver.close()
+
+    async def _on_exit(self, placement_id: str, reason: str) -> None:
+        self.exits.append((placement_id, reason))
+
+    # -- the Stand
+
+    def order(self, **spec: Any) -> Order:
+        isolation = Isolation.GVISOR if self.config.runtime is RuntimeKind.RUNSC else Isolation.SHARED_KERNEL
+        plain = Spec(
+            class_name="default",
+            template_id="tpl_conformance",
+            image=self._image.digest,
+            image_name=self._image.name,
+            isolation=isolation,
+            cpu_millis=1000,
+            memory_mib=512,
+            disk_mib=1024,
+            pids_max=512,
+            timeout_s=300,
+        )
+        public = base64.b64encode(self._key.public_key().public_bytes_raw()).decode()
+        return Order(
+            placement_id=new_id(Prefix.PLACEMENT, os.urandom),
+            sandbox_id=new_id(Prefix.SANDBOX, os.urandom),
+            generation=random.randrange(1, 9),
+            spec=replace(plain, **spec),
+            nonce=os.urandom(12).hex(),
+            guest_public_key=public,
+            hostname="conformance",
+        )
+
+    async def reopen(self) -> Driver:
+        self.driver.abandon()
+        self._pool.abandon()
+        self._pool, self.driver = self._make()
+        await self.open()
+        return self.driver
+
+    async def close_driver(self) -> Driver:
+        await self.driver.close()
+        self._pool, self.driver = self._make()
+        await self.open()
+        return self.driver
+
+    async def stranger(self) -> Driver:
+        mark = Mark(self.mark.install_id, new_id(Prefix.HOST, os.urandom))
+        other = oci_driver(replace(self.config, mark=mark), self._pool)
+        await other.open(self._on_exit)
+        self._strangers.append(other)
+        return other
+
+    async def guest(self, order: Order, seen: Seen) -> GuestClient:
+        assert seen.address is not None
+        client = GuestClient(seen.address, order, self._key)
+        await client.hello(patience_s=GUEST_PATIENCE_S)
+        await client.init(Init(default_user="user", hostname=order.hostname))
+        return client
+
+    async def end_guest(self, order: Order, seen: Seen) -> None:
+        assert seen.pid is not None
+        os.kill(seen.pid, signal.SIGKILL)
+
+    @contextlib.asynccontextmanager
+    async def damage_image(self) -> AsyncIterator[Order]:
+        directory = self._cache / "templates" / "damaged" / "recipe"
+        tree = directory / "rootfs" / "bin"
+        tree.mkdir(parents=True)
+        (tree / "whole").write_text("one")
+        entries, size_bytes = count(directory / "rootfs")
+        manifest = {"name": "damaged", "recipe_sha256": "recipe", "digest": "sha256:" + "d" * 64, "arch": "x86_64"}
+        (directory / "manifest.json").write_text(json.dumps({**manifest, "entries": entries + 1, "size_bytes": size_bytes}))
+        try:
+            yield self.order(image=manifest["digest"], image_name="damaged")
+        finally:
+            shutil.rmtree(directory.parent)
+
+    @contextlib.asynccontextmanager
+    async def world(self) -> AsyncIterator[World]:
+        with world(self.gateway_address) as made:
+            yield made
+
+    def image(self) -> CachedImage:
+        """The image that orders name."""
+        return self._image
+
+    def traces(self, order: Order) -> Sequence[str]:
+        """Read with other means than the driver's: find, ip, nft, the whole process table."""
+        name = order.placement_id
+        found = [str(path) for root in (self._home, Path("/sys/fs/cgroup")) for path in _find(root, name)]
+        found += [f"process {pid}" for pid in _processes_naming(name)]
+        found += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if name in line]
+        found += [f"loop {line}" for line in _output("losetup", "-a").splitlines() if name in line]
+        links = json.loads(_output("ip", "-j", "link"))
+        found += [f"link {link['ifname']}" for link in links if link.get("ifalias") == name]
+        return [*found, *self._orphaned_elements({link["ifname"] for link in links})]
+
+    def _orphaned_elements(self, links: set[str]) -> list[str]:
+        """Elements of slots whose interface does not exist."""
+        addresses = {route["dst"] for route in json.loads(_output("ip", "-j", "route")) if route.get("dev") in links}
+        found = []
+        for item in json.loads(_output("nft", "-j", "list", "table", *self.names.table.split()))["nftables"]:
+            if item.get("set", {}).get("name") in {"slots", "open4", "allow4", "deny4"}:
+                for element in item["set"].get("elem", []):
+                    words = element.get("concat", [element]) if isinstance(element, dict) else [element]
+                    if not addresses & {str(word) for word in words}:
+                        found.append(f"element {item['set']['name']} {words}")
+        return found
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout or "[]"
+
+
+def _find(root: Path, name: str) -> list[str]:
+    done = subprocess.run(["find", str(root), "-name", f"*{name}*"], capture_output=True, text=True, check=False)
+    return done.stdout.split()
+
+
+def _processes_naming(name: str) -> list[int]:
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if name.encode() in (directory / "cmdline").read_bytes() or name in (directory / "cgroup").read_text():
+                found.append(int(directory.name))
+    return found

@@ -1,0 +1,55 @@
+"""The suite: each case with what it needs of a driver. Skipping goes by declaration, never by a driver's name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+from atoll.drivers.port import Capabilities
+from atoll.testing.conformance import life, limits, network
+from atoll.testing.conformance.stand import Stand
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One promise of the port."""
+
+    name: str
+    run: Callable[[Stand], Awaitable[None]]
+    needs: tuple[str, ...]
+    """Flags of Capabilities that must be true."""
+
+
+def _cases(module: ModuleType, needs: dict[str, tuple[str, ...]], default: tuple[str, ...]) -> list[Case]:
+    return [
+        Case(name, function, needs.get(name, default))
+        for name, function in vars(module).items()
+        if inspect.iscoroutinefunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
+    ]
+
+
+_LIFE_NEEDS = {
+    "a_running_guest_survives_its_driver": ("survives_agent",),
+    "a_running_guest_survives_a_close": ("survives_agent",),
+    "a_kept_disk_is_found_again": ("stop_keeps_disk", "guest_handshake"),
+    "the_guest_is_who_was_ordered": ("guest_handshake",),
+}
+
+CASES: tuple[Case, ...] = (
+    *_cases(life, _LIFE_NEEDS, ()),
+    *_cases(limits, {}, ("real_kernel_limits", "guest_handshake")),
+    *_cases(network, {}, ("network_slots", "guest_handshake")),
+)
+
+
+def cases_for(capabilities: Capabilities) -> tuple[list[Case], list[Case]]:
+    """(what a driver must pass, what its declaration leaves out)."""
+    wanted = [case for case in CASES if all(getattr(capabilities, flag) for flag in case.needs)]
+    return wanted, [case for case in CASES if case not in wanted]
+
+
+def lacking(case: Case, capabilities: Capabilities) -> list[str]:
+    """The flags that a case needs and a driver does not declare."""
+    return [flag for flag in case.needs if not getattr(capabilities, flag)]
