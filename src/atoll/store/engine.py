@@ -101,7 +101,10 @@ def translate(error: BaseException) -> BaseException:
 
 
 class SqliteStore:
-    """The embedded store. `path` is a file; its directory must exist."""
+    """The embedded store. `path` is a file; its directory must exist.
+
+    *Errors* of opening: Refused STORE_LOCKED; Unavailable STORE_UNAVAILABLE or STORE_FULL when the file cannot be used.
+    """
 
     def __init__(self, path: Path) -> None:
         self._lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -112,13 +115,20 @@ class SqliteStore:
             raise Refused(Code.STORE_LOCKED, f"{path} is used by another process") from None
         self._writer_engine = _engine(str(path))
         self._reader_engine = _engine(str(path))
-        self._writer = self._writer_engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        self._reader = self._reader_engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            self._writer = self._writer_engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            self._reader = self._reader_engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        except sa.exc.DBAPIError as error:
+            self._release()
+            raise translate(error) from error
+        self._closed = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
     async def write(self, work: Work[T]) -> T:
+        if self._closed:
+            raise Unavailable(Code.STORE_UNAVAILABLE, "the store is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(work, loop, future))
@@ -132,10 +142,14 @@ class SqliteStore:
             raise translate(error) from error
 
     async def close(self) -> None:
+        self._closed = True
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
         self._reader.close()
         self._writer.close()
+        self._release()
+
+    def _release(self) -> None:
         self._reader_engine.dispose()
         self._writer_engine.dispose()
         os.close(self._lock_fd)

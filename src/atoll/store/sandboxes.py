@@ -42,7 +42,7 @@ def find(conn: sa.Connection, wanted: Filter) -> Sequence[Sandbox]:
     if wanted.template_id is not None:
         query = query.where(SANDBOXES.c.spec["template_id"].as_string() == wanted.template_id)
     for key, value in (wanted.metadata or {}).items():
-        query = query.where(SANDBOXES.c.metadata[key].as_string() == value)
+        query = query.where(_has(key, value))
     if wanted.after is not None:
         last_at, last_id = wanted.after
         beyond = at > last_at if wanted.ascending else at < last_at
@@ -51,6 +51,12 @@ def find(conn: sa.Connection, wanted: Filter) -> Sequence[Sandbox]:
     order = (at.asc(), SANDBOXES.c.id.asc()) if wanted.ascending else (at.desc(), SANDBOXES.c.id.desc())
     found = conn.execute(query.order_by(*order).limit(wanted.limit + 1))
     return [rows.sandbox(row) for row in found.mappings()]
+
+
+def _has(key: str, value: str) -> sa.ColumnElement[bool]:
+    # Compared as values: in a JSON path, a quote or a backslash of a client's key would be syntax.
+    pairs = sa.func.json_each(SANDBOXES.c.metadata).table_valued("key", "value")
+    return sa.exists(sa.select(sa.literal(1)).select_from(pairs).where(pairs.c.key == key, pairs.c.value == value))
 
 
 def get(conn: sa.Connection, sandbox_id: str) -> Sandbox | None:
@@ -92,21 +98,17 @@ def retained(conn: sa.Connection, team_id: str) -> int:
 
 
 def due(conn: sa.Connection, *, now: float, limit: int = 100) -> Sequence[str]:
-    """Living sandboxes whose deadline has come, the longest due first."""
-    found = conn.execute(
-        sa.select(SANDBOXES.c.id)
-        .where(SANDBOXES.c.deadline_at <= now, SANDBOXES.c.state.in_(LIVING_STATES))
-        .order_by(SANDBOXES.c.deadline_at)
-        .limit(limit)
-    )
+    """Sandboxes whose deadline has come, the longest due first.
+
+    No filter by state: settled and ended ones have no deadline, and with one SQLite would read all living ones by their state.
+    """
+    found = conn.execute(sa.select(SANDBOXES.c.id).where(SANDBOXES.c.deadline_at <= now).order_by(SANDBOXES.c.deadline_at).limit(limit))
     return [row[0] for row in found]
 
 
 def next_deadline(conn: sa.Connection) -> float | None:
     """When the next deadline comes; None when there is none."""
-    first: float | None = conn.execute(
-        sa.select(sa.func.min(SANDBOXES.c.deadline_at)).where(SANDBOXES.c.state.in_(LIVING_STATES))
-    ).scalar_one()
+    first: float | None = conn.execute(sa.select(sa.func.min(SANDBOXES.c.deadline_at))).scalar_one()
     return first
 
 

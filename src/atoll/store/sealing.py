@@ -38,5 +38,5 @@ class Sealer:
         nonce, body = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         try:
             return self._aead.decrypt(nonce, body, f"{table}/{row}".encode())
-        except InvalidTag:
+        except (InvalidTag, ValueError):  # ValueError: too short to hold a nonce
             raise Bug(Code.INTERNAL, f"sealed value of {table}/{row} does not open with this key") from None

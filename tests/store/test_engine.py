@@ -1,0 +1,286 @@
+"""How store functions run: durable before told, alone in their savepoint, one process per file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from atoll.base.errors import Code, Refused, Unavailable
+from atoll.store import schema
+from atoll.store.engine import SqliteStore
+from atoll.store.tables import TEAMS
+from tests.builders import NOW
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def add(conn: sa.Connection, name: str) -> str:
+    values = {"id": name, "name": name, "max_sandboxes": 1, "max_records": 1, "requests_per_s": 1.0, "created_at": NOW}
+    conn.execute(sa.insert(TEAMS), values)
+    return name
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def names(conn: sa.Connection) -> list[str]:
+    return list(conn.execute(sa.select(TEAMS.c.name).order_by(TEAMS.c.name)).scalars())
+
+
+async def test_a_write_is_seen_by_reads_and_by_other_processes_when_it_answers(store: SqliteStore, tmp_path: Path) -> None:
+    assert await store.write(lambda conn: add(conn, "a")) == "a"
+    assert await store.read(names) == ["a"]
+    elsewhere = sqlite3.connect(tmp_path / "atoll.db")
+    assert elsewhere.execute("select name from teams").fetchall() == [("a",)]
+    elsewhere.close()
+
+
+async def test_it_is_durable_over_power_loss(store: SqliteStore) -> None:
+    def pragmas(conn: sa.Connection) -> tuple[str, int, int]:
+        return tuple(conn.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("journal_mode", "synchronous", "foreign_keys"))  # type: ignore[return-value]
+
+    full = 2
+    assert await store.write(pragmas) == ("wal", full, 1)
+
+
+async def test_what_waits_together_is_committed_together(store: SqliteStore) -> None:
+    """Group commit: while one commit is under way, the others gather, and one more commit takes them all."""
+    begun, go_on = threading.Event(), threading.Event()
+    commits: list[str] = []
+    sa.event.listen(store._writer_engine, "before_cursor_execute", lambda c, cur, statement, *rest: commits.append(statement))
+
+    def slow(conn: sa.Connection) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    first = asyncio.create_task(store.write(slow))
+    await asyncio.to_thread(begun.wait, 10)
+    others = [asyncio.create_task(store.write(lambda conn, n=n: add(conn, f"t{n:03}"))) for n in range(100)]  # type: ignore[misc]
+    await asyncio.sleep(0)
+    go_on.set()
+    await first
+    assert await asyncio.gather(*others) == [f"t{n:03}" for n in range(100)]
+    assert commits.count("COMMIT") == 2
+    assert len(await store.read(names)) == 100
+
+
+async def test_a_batch_has_a_limit(store: SqliteStore) -> None:
+    await asyncio.gather(*(store.write(lambda conn, n=n: add(conn, f"t{n:03}")) for n in range(300)))  # type: ignore[misc]
+    assert len(await store.read(names)) == 300
+
+
+async def test_a_function_that_fails_undoes_only_its_own(store: SqliteStore) -> None:
+    def fails(conn: sa.Connection) -> None:
+        add(conn, "half")
+        raise ValueError("after a write")
+
+    results = await asyncio.gather(
+        store.write(lambda conn: add(conn, "before")),
+        store.write(fails),
+        store.write(lambda conn: add(conn, "after")),
+        return_exceptions=True,
+    )
+    assert results[0] == "before"
+    assert results[2] == "after"
+    assert isinstance(results[1], ValueError)
+    assert await store.read(names) == ["after", "before"]
+
+
+async def test_a_refusal_passes_through_as_it_is(store: SqliteStore) -> None:
+    def refuses(conn: sa.Connection) -> None:
+        raise Refused(Code.TEAM_SANDBOX_QUOTA, "full")
+
+    with pytest.raises(Refused) as refused:
+        await store.write(refuses)
+    assert refused.value.code is Code.TEAM_SANDBOX_QUOTA
+
+
+async def test_a_taken_name_is_the_caller_s_to_judge(store: SqliteStore) -> None:
+    await store.write(lambda conn: add(conn, "a"))
+    with pytest.raises(sa.exc.IntegrityError):
+        await store.write(lambda conn: add(conn, "a"))
+    await store.write(lambda conn: add(conn, "b"))
+
+
+async def test_a_statement_that_the_database_refuses_is_unavailable(store: SqliteStore) -> None:
+    for ask in (store.write, store.read):
+        with pytest.raises(Unavailable) as refused:
+            await ask(lambda conn: conn.exec_driver_sql("select * from nowhere"))
+        assert refused.value.code is Code.STORE_UNAVAILABLE
+    await store.write(lambda conn: add(conn, "still"))
+
+
+async def test_who_gives_up_waiting_does_not_undo_it(store: SqliteStore) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(conn: sa.Connection) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        add(conn, "kept")
+
+    task = asyncio.create_task(store.write(slow))
+    await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    await store.write(lambda conn: None)
+    assert await store.read(names) == ["kept"]
+
+
+async def test_a_read_does_not_wait_for_a_write(store: SqliteStore) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(conn: sa.Connection) -> None:
+        add(conn, "later")
+        begun.set()
+        assert go_on.wait(10)
+
+    task = asyncio.create_task(store.write(slow))
+    await asyncio.to_thread(begun.wait, 10)
+    assert await store.read(names) == [], "a read sees the last commit, not what is under way"
+    go_on.set()
+    await task
+    assert await store.read(names) == ["later"]
+
+
+async def test_a_file_has_one_process(store: SqliteStore, tmp_path: Path) -> None:
+    path = tmp_path / "atoll.db"
+    with pytest.raises(Refused) as refused:
+        SqliteStore(path)
+    assert refused.value.code is Code.STORE_LOCKED
+    program = "import sys, pathlib\nfrom atoll.store.engine import SqliteStore\nSqliteStore(pathlib.Path(sys.argv[1]))"
+    other = run(sys.executable, "-c", program, path)
+    assert other.returncode == 1
+    assert "STORE_LOCKED" in other.stderr
+    await store.write(lambda conn: add(conn, "ours"))
+
+
+async def test_the_lock_ends_with_the_process(tmp_path: Path) -> None:
+    """kill -9 leaves no lock behind, and every answered commit is there."""
+    path = tmp_path / "atoll.db"
+    program = (
+        "import asyncio, os, pathlib, signal, sys\n"
+        "from atoll.store import schema\n"
+        "from atoll.store.engine import SqliteStore\n"
+        "from tests.store.test_engine import add\n"
+        "async def main():\n"
+        "    store = SqliteStore(pathlib.Path(sys.argv[1]))\n"
+        "    await store.write(schema.migrate)\n"
+        "    await store.write(lambda conn: add(conn, 'committed'))\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    killed = run(sys.executable, "-c", program, path)
+    assert killed.returncode == -9, killed.stderr
+    store = SqliteStore(path)
+    assert await store.read(names) == ["committed"]
+    await store.close()
+
+
+async def test_a_store_can_be_opened_again(tmp_path: Path) -> None:
+    for time in range(3):
+        store = SqliteStore(tmp_path / "atoll.db")
+        await store.write(schema.migrate)
+        await store.write(lambda conn, time=time: add(conn, f"time{time}"))  # type: ignore[misc]
+        await store.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "store-writer"]
+
+
+async def test_after_close_nobody_waits_for_ever(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atoll.db")
+    await store.write(schema.migrate)
+    await store.close()
+    with pytest.raises(Unavailable) as refused:
+        await asyncio.wait_for(store.write(lambda conn: add(conn, "late")), timeout=5)
+    assert refused.value.code is Code.STORE_UNAVAILABLE
+
+
+async def test_writes_that_wait_at_close_are_done_first(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atoll.db")
+    await store.write(schema.migrate)
+    writes = [asyncio.create_task(store.write(lambda conn, n=n: add(conn, f"t{n:03}"))) for n in range(300)]  # type: ignore[misc]
+    await asyncio.sleep(0)
+    await store.close()
+    assert len(await asyncio.gather(*writes)) == 300
+
+
+async def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "atoll.db"
+    path.write_bytes(b"this is not a database, it is a sentence. " * 100)
+    with pytest.raises(Unavailable) as refused:
+        SqliteStore(path)
+    assert refused.value.code is Code.STORE_UNAVAILABLE
+    path.unlink()
+    store = SqliteStore(path)
+    await store.close()
+
+
+async def test_a_full_disk_is_said_to_be_full_and_loses_nothing(tmp_path: Path) -> None:
+    """A file size limit stands in for the disk: the same error of the same write."""
+    program = (
+        "import asyncio, pathlib, resource, signal, sys\n"
+        "from atoll.base.errors import Unavailable\n"
+        "from atoll.store import schema\n"
+        "from atoll.store.engine import SqliteStore\n"
+        "from tests.store.test_engine import add, names\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "async def main():\n"
+        "    path = pathlib.Path(sys.argv[1])\n"
+        "    store = SqliteStore(path)\n"
+        "    await store.write(schema.migrate)\n"
+        "    await store.write(lambda conn: add(conn, 'before'))\n"
+        "    size = pathlib.Path(f'{path}-wal').stat().st_size\n"
+        "    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 4096, hard))\n"
+        "    try:\n"
+        "        await store.write(lambda conn: add(conn, 'x' * 100_000))\n"
+        "    except Unavailable as error:\n"
+        "        print(error.code)\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+        "    await store.write(lambda conn: add(conn, 'after'))\n"
+        "    print(*await store.read(names))\n"
+        "    await store.close()\n"
+        "asyncio.run(main())\n"
+    )
+    ran = run(sys.executable, "-c", program, tmp_path / "atoll.db")
+    assert ran.stdout.splitlines() == ["STORE_FULL", "after before"], ran.stderr
+
+
+@pytest.mark.root
+async def test_a_really_full_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = run("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk)
+    if mounted.returncode != 0:
+        pytest.skip(f"needs root and mount: {mounted.stderr.strip()}")
+    try:
+        store = SqliteStore(disk / "atoll.db")
+        await store.write(schema.migrate)
+        await store.write(lambda conn: add(conn, "before"))
+        filler = disk / "filler"
+        with pytest.raises(OSError, match="No space"):
+            filler.write_bytes(bytes(8 * 1024 * 1024))
+        with pytest.raises(Unavailable) as refused:
+            await store.write(lambda conn: add(conn, "x" * 200_000))
+        assert refused.value.code is Code.STORE_FULL
+        assert await store.read(names) == ["before"]
+        filler.unlink()
+        await store.write(lambda conn: add(conn, "after"))
+        assert await store.read(names) == ["after", "before"]
+        await store.close()
+    finally:
+        assert run("umount", disk).returncode == 0
+
+
+async def test_a_busy_writer_answers_each_caller_with_its_own_result(store: SqliteStore) -> None:
+    results = await asyncio.gather(*(store.write(lambda conn, n=n: n) for n in range(2000)))  # type: ignore[misc]
+    assert results == list(range(2000))
