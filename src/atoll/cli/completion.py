@@ -24,7 +24,11 @@ def _ask(read: Callable[[Any], list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def sandboxes(incomplete: str) -> list[tuple[str, str]]:
     """Ids of running sandboxes, with what they are."""
     found = _ask(lambda api: api.sandboxes(limit=100))
-    return [(str(item["id"]), f"{(item.get('template') or {}).get('name', '')} {item.get('state', '')}") for item in found if str(item["id"]).startswith(incomplete)]
+    return [
+        (str(item["id"]), f"{(item.get('template') or {}).get('name', '')} {item.get('state', '')}")
+        for item in found
+        if str(item["id"]).startswith(incomplete)
+    ]
 
 
 def templates(incomplete: str) -> list[str]:

@@ -101,7 +101,11 @@ def _upload_directory(guest: Guest, local: Path, place: str, *, user: str | None
     finally:
         guest.run(["/bin/rm", "-f", remote], user=user)
     if result.exit_code != 0:
-        raise Refused(Code.INVALID_REQUEST, f"unpacking in the sandbox failed: {result.stderr.decode(errors='replace').strip()[:300]}", hint="See above.")
+        raise Refused(
+            Code.INVALID_REQUEST,
+            f"unpacking in the sandbox failed: {result.stderr.decode(errors='replace').strip()[:300]}",
+            hint="See above.",
+        )
     return Copied(f"{guest.sandbox_id}:{place}", size)
 
 
@@ -127,7 +131,9 @@ def _download_directory(guest: Guest, source: str, local: Path, *, user: str | N
 def _tar_failed(source: str, stream: _TarStream, error: Exception | None) -> AtollError:
     stream.drain()
     words = bytes(stream.errors).decode(errors="replace").strip()[:300] or str(error or f"status {stream.exit_code}")
-    return Refused(Code.INVALID_REQUEST, f"packing {source} in the sandbox failed: {words}", hint="Look at the source path and its permissions.")
+    return Refused(
+        Code.INVALID_REQUEST, f"packing {source} in the sandbox failed: {words}", hint="Look at the source path and its permissions."
+    )
 
 
 class _TarStream:

@@ -19,7 +19,16 @@ from atoll.client.guest import Ended, Event, Guest, Output, Started
 
 INPUT_BYTES: Final = 1 << 16
 CANNOT_START: Final = 127
-_SIGNALS: Final = {"killed": 9, "terminated": 15, "interrupt": 2, "hangup": 1, "aborted": 6, "segmentation fault": 11, "broken pipe": 13, "quit": 3}
+_SIGNALS: Final = {
+    "killed": 9,
+    "terminated": 15,
+    "interrupt": 2,
+    "hangup": 1,
+    "aborted": 6,
+    "segmentation fault": 11,
+    "broken pipe": 13,
+    "quit": 3,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,5 +165,3 @@ class _Interrupts:
     def _send(self, pid: int, name: str) -> None:
         with contextlib.suppress(AtollError):
             self._guest.signal(pid, name)
-
-

@@ -16,8 +16,12 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="API keys of
 @app.command("create")
 def create_key(
     name: Annotated[str, typer.Argument(help="What it is for, so that people can tell keys apart.")],
-    operator: Annotated[bool, typer.Option("--operator", help="May manage hosts, keys and every team's sandboxes (operators only).")] = False,
-    team: Annotated[str | None, typer.Option(help="For this team instead of your own; made when it does not exist (operators only).")] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="May manage hosts, keys and every team's sandboxes (operators only).")
+    ] = False,
+    team: Annotated[
+        str | None, typer.Option(help="For this team instead of your own; made when it does not exist (operators only).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key. It is shown once: keep it."""

@@ -72,7 +72,9 @@ def create(  # noqa: PLR0913, PLR0917 - a command has as many options as it need
 
 @app.command("list")
 def list_sandboxes(
-    state: Annotated[list[str] | None, typer.Option("--state", "-s", help="Only in this state (ready, paused...); may be repeated.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", help="Only in this state (ready, paused...); may be repeated.")
+    ] = None,
     ended: Annotated[bool, typer.Option("--all", "-a", help="Ended ones too.")] = False,
     metadata: Annotated[list[str] | None, typer.Option("--metadata", "-m", help="Only with this NAME=VALUE.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
@@ -296,7 +298,9 @@ def remove(
                 if every and error.code is Code.SANDBOX_NOT_FOUND:
                     continue  # it ended by itself in between
                 worst = error
-                done.append({"id": sandbox_id, "released": False, "error": {"code": error.code, "message": error.message, "hint": error.hint}})
+                done.append(
+                    {"id": sandbox_id, "released": False, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
+                )
         if wait:
             _wait_gone(api, [item["id"] for item in done if item["released"]])
     if as_json:
@@ -316,7 +320,9 @@ def _wait_gone(api: Api, ids: list[str], *, patience_s: float = 120.0) -> None:
     for sandbox_id in ids:
         while api.sandbox(sandbox_id).get("state") not in ENDED:
             if time.monotonic() > deadline:
-                raise Unavailable(Code.CLEANUP_FAILED, f"{sandbox_id} is still not gone", hint=f"`atoll sandbox events {sandbox_id}` says why.")
+                raise Unavailable(
+                    Code.CLEANUP_FAILED, f"{sandbox_id} is still not gone", hint=f"`atoll sandbox events {sandbox_id}` says why."
+                )
             time.sleep(0.05)
 
 

@@ -53,7 +53,9 @@ def _place(target: Path, name: str) -> Path:
     """Where a member goes. *Errors*: Refused when its name or an existing link would lead elsewhere."""
     parts = [part for part in PurePosixPath(name).parts if part != "."]
     if name.startswith("/") or ".." in parts or "\0" in name:
-        raise Refused(Code.INVALID_REQUEST, f"the archive has the name {name[:200]!r}, which leads outside", hint="Copy its parts one by one.")
+        raise Refused(
+            Code.INVALID_REQUEST, f"the archive has the name {name[:200]!r}, which leads outside", hint="Copy its parts one by one."
+        )
     place = target
     for part in parts[:-1]:
         place /= part
@@ -76,7 +78,9 @@ def _make_way(place: Path) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISDIR(info.st_mode):
-        raise Refused(Code.INVALID_REQUEST, f"{place} is a directory here and a file in the sandbox", hint=f"Remove {place} and copy again.")
+        raise Refused(
+            Code.INVALID_REQUEST, f"{place} is a directory here and a file in the sandbox", hint=f"Remove {place} and copy again."
+        )
     place.unlink()
 
 

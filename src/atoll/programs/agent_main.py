@@ -124,7 +124,9 @@ async def _enroll(place: Layout, config: instance.Config, settings: AgentConfig)
         token = Secret(place.enrollment_token.read_text().strip())
     except FileNotFoundError:
         raise Refused(
-            Code.ENROLLMENT_TOKEN_INVALID, f"this host has neither a credential nor a token in {place.enrollment_token}", hint="Run `atoll up`."
+            Code.ENROLLMENT_TOKEN_INVALID,
+            f"this host has neither a credential nor a token in {place.enrollment_token}",
+            hint="Run `atoll up`.",
         ) from None
     facts = settings.facts
     amount = capacity(facts.cpu_count, facts.memory_mib, free_mib(place.sandboxes))

@@ -43,9 +43,7 @@ def specs(layout: Layout, user: Account | None) -> list[ChildSpec]:
     control_environment = {**python_environment, "PYTHONPATH": str(seen / "src")} if hidden else python_environment
     edge = _seen_from(bin_directory() / "atoll-io", code, seen)
     return [
-        ChildSpec(
-            PROCESSES[0], (str(interpreter), "-P", "-m", "atoll.programs.control_main"), as_user, show, control_environment
-        ),
+        ChildSpec(PROCESSES[0], (str(interpreter), "-P", "-m", "atoll.programs.control_main"), as_user, show, control_environment),
         ChildSpec(PROCESSES[1], (sys.executable, "-P", "-m", "atoll.programs.agent_main"), None, None, python_environment, grace_s=20.0),
         ChildSpec(PROCESSES[2], (str(edge), "edge", "--config", str(layout.edge_config)), as_user, show, base),
     ]

@@ -45,7 +45,9 @@ def up(
 
 
 def down(
-    keep_sandboxes: Annotated[bool, typer.Option("--keep-sandboxes", help="Stop only the programs; sandboxes go on until their end.")] = False,
+    keep_sandboxes: Annotated[
+        bool, typer.Option("--keep-sandboxes", help="Stop only the programs; sandboxes go on until their end.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """End all sandboxes, stop everything, clean the machine (root). State stays in ATOLL_HOME."""

@@ -54,7 +54,9 @@ def _require_secret(path: Path) -> None:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise Refused(Code.SETUP_FAILED, f"{path} cannot be read: {error.strerror}", hint="Run `atoll up`, which makes what is missing.") from error
+        raise Refused(
+            Code.SETUP_FAILED, f"{path} cannot be read: {error.strerror}", hint="Run `atoll up`, which makes what is missing."
+        ) from error
     if not content.strip():
         raise Refused(Code.SETUP_FAILED, f"{path} is empty", hint="Remove it and run `atoll up`.")
 

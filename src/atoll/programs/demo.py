@@ -77,5 +77,7 @@ def _remove(api: Api, sandbox_id: str) -> None:
             return
         time.sleep(0.01)
     raise Unavailable(
-        Code.CLEANUP_FAILED, f"sandbox {sandbox_id} was not gone after {_GONE_S:.0f} s", hint=f"`atoll sandbox events {sandbox_id}` says why."
+        Code.CLEANUP_FAILED,
+        f"sandbox {sandbox_id} was not gone after {_GONE_S:.0f} s",
+        hint=f"`atoll sandbox events {sandbox_id}` says why.",
     )

@@ -33,7 +33,9 @@ def cidr(index: int) -> str:
     return f"10.{FIRST_OCTET + index}.0.0/16"
 
 
-def claim(home: Path, install_id: str, *, wanted: int | None = None, registry: Path | None = None, routes: Path = Path("/proc/net/route")) -> int:
+def claim(
+    home: Path, install_id: str, *, wanted: int | None = None, registry: Path | None = None, routes: Path = Path("/proc/net/route")
+) -> int:
     """Have a range for this instance: `wanted` (what its configuration says), or the first free one.
 
     *Errors*: Refused SETUP_FAILED when another living instance has it, or none is left. *Idempotency*: the same instance gets the same.

@@ -18,9 +18,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from atoll.base.errors import Code, Refused
 from atoll.programs import identity, instance, probes, rotation
@@ -63,11 +64,13 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._started_at = time.time()
         self._fingerprint = fingerprint()
-        self._lock: TextIO | None = None
 
     async def run(self) -> None:
         """Until SIGTERM, SIGINT or a stop over the socket. *Errors*: Refused ALREADY_RUNNING when another supervisor has this instance."""
-        self._take_lock()
+        with self._locked():
+            await self._run()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
@@ -99,12 +102,14 @@ class Supervisor:
             self._layout.pid_file(NAME).unlink(missing_ok=True)
             log.info(events.PROCESS_STOPPED)
 
-    def _take_lock(self) -> None:
-        self._lock = self._layout.lock_file(NAME).open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused(Code.ALREADY_RUNNING, f"another supervisor runs {self._layout.home}") from None
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._layout.lock_file(NAME).open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Refused(Code.ALREADY_RUNNING, f"another supervisor runs {self._layout.home}") from None
+            yield
 
     # one child
     async def _keep(self, child: Child, started: asyncio.Event) -> None:
@@ -261,7 +266,7 @@ class Supervisor:
 
 
 @contextlib.contextmanager
-def short_path(path: Path) -> Any:
+def short_path(path: Path) -> Iterator[str]:
     """A name of a socket that is always short enough for the kernel (107 bytes), however deep its directory."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

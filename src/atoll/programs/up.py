@@ -67,7 +67,9 @@ def _check_programs() -> str:
     missing = [name for name in BINARIES if not os.access(directory / name, os.X_OK)]
     if missing:
         raise Refused(
-            Code.RUNTIME_MISSING, f"{', '.join(missing)} not found in {directory}", hint="Run `make up`, which builds them, or set ATOLL_BIN."
+            Code.RUNTIME_MISSING,
+            f"{', '.join(missing)} not found in {directory}",
+            hint="Run `make up`, which builds them, or set ATOLL_BIN.",
         )
     if shutil.which("crun") is None and shutil.which("runc") is None:
         raise Refused(Code.RUNTIME_MISSING, "neither crun nor runc is on the path", hint="`apt-get install crun`, or run `make up`.")

@@ -40,11 +40,23 @@ def ensure_account(name: str = USER) -> Account:
     found = account(name)
     if found is not None:
         return found
-    command = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin", name]
+    command = [
+        "useradd",
+        "--system",
+        "--user-group",
+        "--no-create-home",
+        "--home-dir",
+        "/nonexistent",
+        "--shell",
+        "/usr/sbin/nologin",
+        name,
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise Refused(Code.SETUP_FAILED, f"cannot create the system user {name}: useradd is missing", hint="Install the package passwd.") from None
+        raise Refused(
+            Code.SETUP_FAILED, f"cannot create the system user {name}: useradd is missing", hint="Install the package passwd."
+        ) from None
     found = account(name)
     if found is None:
         raise Refused(

@@ -55,7 +55,13 @@ def test_the_port_follows_while_nothing_runs(place: Layout, dice) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "install_id = 1", "not toml [", 'install_id = "ins_x"\nport = 1\nsubnet = 0\nhost_name = "h"', f'install_id = "ins_{"a" * 20}"\nport = 1\nsubnet = 64\nhost_name = "h"'],
+    [
+        "",
+        "install_id = 1",
+        "not toml [",
+        'install_id = "ins_x"\nport = 1\nsubnet = 0\nhost_name = "h"',
+        f'install_id = "ins_{"a" * 20}"\nport = 1\nsubnet = 64\nhost_name = "h"',
+    ],
 )
 def test_a_broken_configuration_is_refused_and_not_replaced(place: Layout, dice, text: str) -> None:
     place.config.write_text(text)

@@ -116,7 +116,9 @@ async def test_a_child_that_cannot_start_does_not_spin(place: Layout) -> None:
 
 
 async def test_a_child_that_does_not_listen_is_killed(place: Layout) -> None:
-    deaf = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[2], 'a').write('start\\n'); time.sleep(100)"
+    deaf = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[2], 'a').write('start\\n'); time.sleep(100)"
+    )
     async with running(place, spec(place, "control", program=deaf, grace_s=0.3)):
         await until(lambda: bool(told(place)))
         victim = pid(place, "control")
@@ -135,7 +137,7 @@ async def test_there_is_one_supervisor(place: Layout) -> None:
 
 
 async def test_a_killed_supervisor_leaves_its_children_and_the_next_adopts_them(place: Layout) -> None:
-    other = subprocess.Popen([sys.executable, "-c", OTHER, str(place.home), json.dumps(spec(place, "control").command)], env=dict(os.environ))
+    other = other_supervisor(place)
     await until(lambda: told(place) == ["start control"])
     child = pid(place, "control")
     assert child is not None
@@ -144,7 +146,7 @@ async def test_a_killed_supervisor_leaves_its_children_and_the_next_adopts_them(
     await asyncio.sleep(0.2)
     assert pid(place, "control") == child
     async with running(place, spec(place, "control")):
-        await until(lambda: place.socket.exists())
+        await until(place.socket.exists)
         await asyncio.sleep(0.3)
         assert pid(place, "control") == child
         assert told(place) == ["start control"]
@@ -166,19 +168,39 @@ asyncio.run(Supervisor(Layout(Path(sys.argv[1])), [spec], None).run())
 """
 
 
+def other_supervisor(place: Layout) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(place.home), json.dumps(spec(place, "control").command)], env=dict(os.environ)
+    )
+
+
 async def test_two_launches_give_one_process(place: Layout) -> None:
     """Whatever two supervisors do at once: the claim is made by the process itself."""
-    base = [sys.executable, "-m", "atoll.programs.launch", "--pid-file", str(place.pid_file("x")), "--lock", str(place.lock_file("x")), "--mark", "m"]
-    launches = [subprocess.Popen([*base, "--", *spec(place, "x").command]) for _ in range(4)]
+    base = [
+        sys.executable,
+        "-m",
+        "atoll.programs.launch",
+        "--pid-file",
+        str(place.pid_file("x")),
+        "--lock",
+        str(place.lock_file("x")),
+        "--mark",
+        "m",
+    ]
+    launches = [launch([*base, "--", *spec(place, "x").command]) for _ in range(4)]
     try:
-        await until(lambda: sum(launch.poll() is None for launch in launches) == 1 and told(place) == ["start x"])
-        assert sorted(launch.returncode for launch in launches if launch.returncode is not None) == [75, 75, 75]
-        winner = next(launch for launch in launches if launch.returncode is None)
+        await until(lambda: sum(one.poll() is None for one in launches) == 1 and told(place) == ["start x"])
+        assert sorted(one.returncode for one in launches if one.returncode is not None) == [75, 75, 75]
+        winner = next(one for one in launches if one.returncode is None)
         assert pid(place, "x") == winner.pid
     finally:
-        for launch in launches:
-            launch.kill()
-            launch.wait()
+        for one in launches:
+            one.kill()
+            one.wait()
+
+
+def launch(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command)
 
 
 async def test_a_missing_program_says_so(place: Layout, capfd: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +221,7 @@ async def test_the_socket_works_however_deep_the_home_is(tmp_path: Path) -> None
 
 
 async def test_stop_without_a_supervisor_ends_what_it_left(place: Layout) -> None:
-    other = subprocess.Popen([sys.executable, "-c", OTHER, str(place.home), json.dumps(spec(place, "control").command)], env=dict(os.environ))
+    other = other_supervisor(place)
     await until(lambda: told(place) == ["start control"])
     other.kill()
     other.wait()
