@@ -295,7 +295,7 @@ class FakeControl:
 
     async def until(self, condition: Callable[[], bool], within_s: float = 5.0) -> None:
         async with asyncio.timeout(within_s):
-            while not condition():  # noqa: ASYNC110 - what is waited for is not ours to signal
+            while not condition():
                 await asyncio.sleep(0.002)
 
     async def until_ready(self, *placement_ids: str) -> None:

@@ -7,6 +7,7 @@ host unschedulable. A driver's own probes (one of which starts a real guest) are
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -186,4 +187,6 @@ async def can_connect(url: str) -> tuple[bool, str]:
     except (OSError, TimeoutError) as error:
         return False, f"{url}: {type(error).__name__}"
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     return True, f"{url} accepts connections"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from typing import Final
 
@@ -57,7 +58,7 @@ class GuestLine:
                 await asyncio.get_running_loop().sock_connect(sock, (host, port))
         except (OSError, TimeoutError) as error:
             sock.close()
-            raise LineBroken(str(error) or type(error).__name__) from error
+            raise LineBroken(_words(error)) from error
         except BaseException:
             sock.close()
             raise
@@ -86,5 +87,11 @@ class GuestLine:
         except (OSError, TimeoutError, httptools.HttpParserError) as error:
             with contextlib.suppress(OSError):
                 self._socket.close()
-            raise LineBroken(str(error) or type(error).__name__) from error
+            raise LineBroken(_words(error)) from error
         return parser.get_status_code(), bytes(answer.body)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

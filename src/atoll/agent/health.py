@@ -82,7 +82,10 @@ class Health:
         findings = [*self._host, *self._quarantine_finding(), *(f for found in self._probed.values() for f in found)]
         # What a single driver lacks only takes its isolation away; the host stays schedulable while one driver works.
         works = self._isolations()
-        checks = [Check(id=f.id, ok=f.ok, detail=f.detail[:500], fix=f.fix[:500], fatal=f.fatal and not (works and self._of_driver(f))) for f in findings]
+        checks = [
+            Check(id=f.id, ok=f.ok, detail=f.detail[:500], fix=f.fix[:500], fatal=f.fatal and not (works and self._of_driver(f)))
+            for f in findings
+        ]
         return HostHealth(
             checks=checks,
             isolations=works,
