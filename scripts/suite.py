@@ -96,10 +96,12 @@ def _run(suites: Sequence[Suite], *, full: bool) -> int:
             counts = suite.run(full)
         except FileNotFoundError as error:
             print(f"{error.filename or error}: not found. Run scripts/setup.py --for test first", file=sys.stderr)
-            counts = Counts(failed=1)
+            counts = Counts(failed=1, names=(f"{suite.name}: not set up",))
         whole += counts
         lines.append(f"{suite.name:12} {time.monotonic() - began:7.1f} s  {counts}")
     print("\n=== summary\n" + "\n".join(lines))
+    for name in whole.names:
+        print(f"failed: {name}")
     (REPORTS / "summary.txt").write_text(f"{whole}\n")
     print(whole, flush=True)
     return 1 if whole.failed else 0

@@ -12,9 +12,11 @@ class Counts:
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    names: tuple[str, ...] = ()
+    """What failed, to be shown again at the end of a long run."""
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped, self.names + other.names)
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"

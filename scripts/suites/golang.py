@@ -35,15 +35,16 @@ def all_checks() -> Counts:
     unformatted = subprocess.run([f"{root}/bin/gofmt", "-l", "."], cwd=NATIVE, capture_output=True, text=True, check=False)
     if unformatted.returncode != 0 or unformatted.stdout:
         print(f"gofmt: {unformatted.stdout}{unformatted.stderr} (make fmt)", flush=True)
-        counts += Counts(failed=1)
+        counts += Counts(failed=1, names=("gofmt",))
     vet = subprocess.run([go, "vet", "./..."], cwd=NATIVE, check=False, env=go_environment())
-    counts += Counts(failed=int(vet.returncode != 0))
+    if vet.returncode != 0:
+        counts += Counts(failed=1, names=("go vet",))
     command = [go, "test", "-race", "-p", str(min(2, os.cpu_count() or 1)), "-timeout", "600s", "-json", "./..."]
     with subprocess.Popen(command, cwd=NATIVE, stdout=subprocess.PIPE, text=True, env=go_environment()) as run:
         assert run.stdout is not None
         tested = read_events(run.stdout)
     if run.returncode != 0 and tested.failed == 0:
-        tested += Counts(failed=1)
+        tested += Counts(failed=1, names=("go test",))
     return counts + tested
 
 
@@ -75,5 +76,6 @@ def _ended(event: dict[str, Any], package: str, text: str) -> Counts:
         if action != "build-fail":
             print(f"{action} {package} {event.get('Elapsed', 0):.1f} s", flush=True)
         # A package that fails because a test in it failed is counted by that test.
-        return Counts(failed=int("FailedBuild" in event))
-    return Counts(passed=int(action == "pass"), failed=int(action == "fail"), skipped=int(action == "skip"))
+        return Counts(failed=1, names=(f"{package} does not build",)) if "FailedBuild" in event else Counts()
+    failed = action == "fail"
+    return Counts(int(action == "pass"), int(failed), int(action == "skip"), (f"{package} {test}",) if failed else ())

@@ -23,13 +23,14 @@ def environment() -> dict[str, str]:
 
 def tools(commands: Sequence[Sequence[str]]) -> Counts:
     """Run each tool from the environment; each that complains is one failure."""
-    failed = 0
+    failed: list[str] = []
     for command in commands:
         words = " ".join(command)
         ended = subprocess.run([BIN / command[0], *command[1:]], check=False, env=environment())
         print(f"{words}: {'good' if ended.returncode == 0 else f'status {ended.returncode}'}", flush=True)
-        failed += ended.returncode != 0
-    return Counts(failed=failed)
+        if ended.returncode != 0:
+            failed.append(words)
+    return Counts(failed=len(failed), names=tuple(failed))
 
 
 def tests(name: str, directories: Sequence[str], *, workers: str, full: bool) -> Counts:
@@ -49,7 +50,7 @@ def tests(name: str, directories: Sequence[str], *, workers: str, full: bool) ->
     counts = _read(report) if report.exists() else Counts()
     if ended.returncode not in (0, 1, NO_TESTS_COLLECTED) or (ended.returncode == 1 and counts.failed == 0):
         print(f"pytest ended with status {ended.returncode}", flush=True)
-        counts += Counts(failed=1)
+        counts += Counts(failed=1, names=(f"pytest ended with status {ended.returncode}",))
     return counts
 
 
@@ -60,4 +61,10 @@ def _read(report: Path) -> Counts:
         return sum(int(suite.get(key, "0")) for suite in suites)
 
     failed, skipped = total("failures") + total("errors"), total("skipped")
-    return Counts(passed=total("tests") - failed - skipped, failed=failed, skipped=skipped)
+    names = tuple(
+        f"{case.get('classname', '').replace('.', '/')}::{case.get('name')}"
+        for suite in suites
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    )
+    return Counts(passed=total("tests") - failed - skipped, failed=failed, skipped=skipped, names=names)

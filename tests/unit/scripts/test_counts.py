@@ -39,7 +39,7 @@ def test_go_failure_is_counted_once_and_its_output_shown(capsys: pytest.CaptureF
             {"Action": "fail", "Package": "p", "Elapsed": 0.1},
         )
     )
-    assert counted == Counts(failed=1)
+    assert counted == Counts(failed=1, names=("p TestA",))
     assert "want 1, got 2" in capsys.readouterr().out
 
 
@@ -51,14 +51,18 @@ def test_go_package_that_does_not_build_is_a_failure(capsys: pytest.CaptureFixtu
             {"Action": "fail", "Package": "p", "FailedBuild": "p"},
         )
     )
-    assert counted == Counts(failed=1)
+    assert counted == Counts(failed=1, names=("p does not build",))
     assert "undefined: x" in capsys.readouterr().out
 
 
 def test_pytest_s_report_is_read(tmp_path) -> None:
     report = tmp_path / "r.xml"
-    report.write_text('<testsuites><testsuite tests="7" failures="1" errors="1" skipped="2"/></testsuites>')
-    assert python._read(report) == Counts(passed=3, failed=2, skipped=2)
+    report.write_text(
+        '<testsuites><testsuite tests="7" failures="1" errors="1" skipped="2">'
+        '<testcase classname="tests.unit.test_a" name="test_b"><failure/></testcase>'
+        '<testcase classname="tests.unit.test_a" name="test_c"/></testsuite></testsuites>'
+    )
+    assert python._read(report) == Counts(passed=3, failed=2, skipped=2, names=("tests/unit/test_a::test_b",))
 
 
 def test_directories_without_tests_are_named_not_counted(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
