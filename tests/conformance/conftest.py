@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.oci.config import RuntimeKind
 from atoll.testing.conformance.oci_stand import OciStand, missing
 
 REPOSITORY = Path(__file__).parents[2]
@@ -13,13 +12,13 @@ BINARIES = Path(os.environ.get("ATOLL_BIN") or REPOSITORY / "build" / "bin")
 CACHE = Path(os.environ.get("ATOLL_CACHE") or "/var/cache/atoll")
 
 
-def oci_stand(kind: RuntimeKind, home: Path) -> OciStand:
-    """A stand of this runtime, or a skip that names what is missing."""
+@pytest.fixture
+async def oci_stand(request, tmp_path):
+    """An open stand of the module's RUNTIME, or a skip that names what is missing."""
+    kind = request.module.RUNTIME
     if lack := missing(kind, BINARIES, CACHE):
         pytest.skip(f"needs {lack}")
-    return OciStand(kind, home, binaries=BINARIES, cache=CACHE)
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("host")
+    stand = OciStand(kind, tmp_path, binaries=BINARIES, cache=CACHE)
+    await stand.open()
+    yield stand
+    await stand.close()

@@ -4,18 +4,13 @@ import pytest
 
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.testing.conformance.suite import CASES, lacking
-from conformance.conftest import oci_stand
 
+RUNTIME = RuntimeKind.RUNSC
 pytestmark = [pytest.mark.root, pytest.mark.runtime]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_case(case, tmp_path):
-    stand = oci_stand(RuntimeKind.RUNSC, tmp_path)
-    if flags := lacking(case, stand.driver.capabilities):
+async def test_case(case, oci_stand):
+    if flags := lacking(case, oci_stand.driver.capabilities):
         pytest.skip(f"runsc does not declare {', '.join(flags)}")
-    await stand.open()
-    try:
-        await case.run(stand)
-    finally:
-        await stand.close()
+    await case.run(oci_stand)

@@ -109,6 +109,8 @@ class Socket:
 
         *Errors*: OSError of the first that failed and is not tolerated, after all have been answered: later ones were still tried.
         """
+        if not requests:
+            return []
         first = self._seq + 1
         parts = []
         for request in requests:

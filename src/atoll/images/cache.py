@@ -84,7 +84,8 @@ class ImageCache:
 
     def __init__(self, cache: Path) -> None:
         self._templates = cache / "templates"
-        self._verified: set[tuple[Path, int, int]] = set()
+        self._verified: dict[tuple[Path, int, int], str | None] = {}
+        """What counting a tree found: None when it was whole."""
 
     def names(self) -> list[str]:
         """Templates that have an entry here."""
@@ -100,13 +101,15 @@ class ImageCache:
         return _manifest(link.resolve())
 
     def all(self) -> Iterator[CachedImage]:
-        """Every entry whose manifest is in order; broken ones are left out (`problems` names them)."""
+        """Every entry that is not known to be broken (`problems` names those)."""
         for name in self.names():
             for directory in _entries(self._templates / name):
                 try:
-                    yield _manifest(directory)
+                    image = _manifest(directory)
                 except Refused:
                     continue
+                if self._verified.get(_version(image)) is None:
+                    yield image
 
     def problems(self) -> list[str]:
         """What is wrong with entries, one line each."""
@@ -114,9 +117,11 @@ class ImageCache:
         for name in self.names():
             for directory in _entries(self._templates / name):
                 try:
-                    _manifest(directory)
+                    problem = self._verified.get(_version(_manifest(directory)))
                 except Refused as refusal:
-                    found.append(refusal.message)
+                    problem = refusal.message
+                if problem is not None:
+                    found.append(problem)
         return found
 
     def look_up(self, digest: str, name: str) -> CachedImage:
@@ -150,12 +155,27 @@ class ImageCache:
         *Errors*: Refused(IMAGE_UNAVAILABLE, IMAGE_CORRUPT).
         """
         image = self.look_up(digest, name)
-        info = (image.directory / MANIFEST).stat()
-        key = (image.directory, info.st_ino, info.st_mtime_ns)
+        key = _version(image)
         if key not in self._verified:
-            verify(image)
-            self._verified.add(key)
+            self._verified[key] = _problem(image)
+        if (problem := self._verified[key]) is not None:
+            raise Refused(Code.IMAGE_CORRUPT, problem)
         return image
+
+
+def _version(image: CachedImage) -> tuple[Path, int, int]:
+    """What changes when a tree is built again in the same place."""
+    info = (image.directory / MANIFEST).stat()
+    return image.directory, info.st_ino, info.st_mtime_ns
+
+
+def _problem(image: CachedImage) -> str | None:
+    """What is wrong with a tree, by counting it."""
+    try:
+        verify(image)
+    except Refused as refusal:
+        return refusal.message
+    return None
 
 
 def verify(image: CachedImage) -> None:

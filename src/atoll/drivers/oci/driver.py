@@ -16,11 +16,11 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
@@ -109,6 +109,7 @@ class OciDriver:
             with contextlib.suppress(AtollError, OSError):
                 await self.remove(placement_id)
         self._spawn(self._upkeep(), "upkeep")
+        self._spawn(self._verify_images(), "images")
 
     def _open(self) -> None:
         config = self._config
@@ -468,6 +469,12 @@ class OciDriver:
     async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
         return await self._blocking(lambda: _tail(self._view.directory(placement_id) / CONSOLE, bytes_max))
 
+    async def _verify_images(self) -> None:
+        """Count every image's tree now, so that the first guest of each need not wait for it."""
+        for image in await self._blocking(lambda: list(self._images.all())):
+            with contextlib.suppress(Refused):  # prepare says so to whoever wants it
+                await self._blocking(lambda image=image: self._images.verified(image.digest, image.name))  # type: ignore[misc]
+
     async def _upkeep(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_S)
@@ -527,11 +534,8 @@ class OciDriver:
         """One verb at a time for a placement."""
         return self._locks.setdefault(placement_id, asyncio.Lock())
 
-    def _spawn(self, work: Awaitable[None], name: str) -> None:
-        async def go() -> None:
-            await work
-
-        task = asyncio.create_task(go(), name=f"{self._capabilities.name}: {name}")
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=f"{self._capabilities.name}: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

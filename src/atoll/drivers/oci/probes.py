@@ -6,18 +6,16 @@ import os
 import resource
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from atoll.drivers.oci.config import OciConfig, RuntimeKind
+from atoll.drivers.oci.runsc import MAP_COUNT, MAP_COUNT_MIN
 from atoll.drivers.oci.runtime import Runtime
 from atoll.drivers.port import Probe
 from atoll.hostops.cgroups import Layout
 from atoll.images.cache import ImageCache
 
 NOFILE_MIN: Final = 8192
-MAP_COUNT: Final = Path("/proc/sys/vm/max_map_count")
-MAP_COUNT_MIN: Final = 262_144
 BOOT_FIX: Final = "read the detail; `make up` builds the runtime anew, and the kernel must allow namespaces and seccomp"
 
 _NETWORK_FIXES: Final = {

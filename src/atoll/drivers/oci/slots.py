@@ -33,6 +33,7 @@ from atoll.hostops.nft import Nft, NftError
 T = TypeVar("T")
 
 SLOTS_MAX: Final = 65_000
+LATE_LOOKS_S: Final = (0.5, 2.0, 10.0)
 REFILL_DELAY_S: Final = 0.25
 _RETIRED_MAX: Final = 64
 GUEST_LINK: Final = "eth0"
@@ -94,7 +95,7 @@ class SlotPool:
         self._refill_wanted = asyncio.Event()
         self._retired: set[str] = set()
         self._open_fds: set[int] = set()
-        self._filler: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self.last_refill_error: str | None = None
 
     @property
@@ -122,17 +123,19 @@ class SlotPool:
             self._thread.shutdown(wait=False)
             raise
         self._refill_wanted.set()
-        self._filler = asyncio.create_task(self._fill(), name="slot pool")
+        self._background = [
+            asyncio.create_task(self._fill(), name="slot pool"),
+            asyncio.create_task(self._late_orphans(), name="slot pool: orphans"),
+        ]
 
     async def close(self) -> None:
         """Give back the ready slots, and the table and the gateway when no slot is in use. Sandboxes that run keep both."""
         self._users -= 1
         if self._users > 0 or self._thread is None:
             return
-        if self._filler is not None:
-            self._filler.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._filler
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         if self._ending is not None:
             await asyncio.get_running_loop().run_in_executor(self._ending, lambda: None)  # what is under way ends first
         await self._in_thread(self._close)
@@ -193,8 +196,8 @@ class SlotPool:
 
         For tests of what the next run finds.
         """
-        if self._filler is not None:
-            self._filler.cancel()
+        for task in self._background:
+            task.cancel()
         for executor in (self._thread, self._ending):
             if executor is not None:
                 executor.shutdown(wait=True, cancel_futures=True)
@@ -209,6 +212,13 @@ class SlotPool:
         if self._thread is None:
             raise RuntimeError("the slot pool is closed")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _late_orphans(self) -> None:
+        """Interfaces of a killed run may go only after the table was written; their elements go then."""
+        for pause_s in LATE_LOOKS_S:
+            await asyncio.sleep(pause_s)
+            with contextlib.suppress(OSError):
+                await self._in_thread(self._drop_orphans)
 
     async def _fill(self) -> None:
         pause_s = 0.1
@@ -244,6 +254,8 @@ class SlotPool:
         self._route.batch([links.no_ipv6_address(gateway), links.set_up(gateway), links.add_address(gateway, self.gateway_address)])
         if _IP_FORWARD.read_text().strip() != "1":
             _IP_FORWARD.write_text("1")
+        # What an earlier run had ready and nobody took: its namespaces end with it, their interfaces a moment later.
+        self._route.batch([links.delete_link(self.names.link(number)) for number, owner in self.existing().items() if not owner])
         self._write_table()
 
     def _gateway_link(self) -> int:
@@ -376,15 +388,25 @@ class SlotPool:
     def _remove(self, number: int, address: str) -> None:
         with Socket() as route:
             route.ask(links.delete_link(self.names.link(number)))
-        doomed = ""
-        for name in ruleset.SETS:
-            texts = (ruleset.element_text(element) for element in self._need_nft().elements(self.names.table, name))
-            doomed += ruleset.drop_elements(self.names, name, (text for text in texts if address in text.split(" . ")))
-        if doomed:
-            self._need_nft().run(doomed)
+        self._drop_orphans()
         self._retired.add(address)
         if len(self._retired) >= _RETIRED_MAX:
             self._forget_retired()
+
+    def _drop_orphans(self) -> None:
+        """Delete every element of a slot whose interface does not exist.
+
+        Elements are read first: an interface appears before its elements, so one that is found without an interface has lost it.
+        """
+        found = [
+            (name, text)
+            for name in ruleset.SETS
+            for text in map(ruleset.element_text, self._need_nft().elements(self.names.table, name))
+        ]
+        present = {address_of(self._subnet, number) for number in self.existing()}
+        doomed = "".join(ruleset.drop_elements(self.names, name, [text]) for name, text in found if not present & set(text.split(" . ")))
+        if doomed:
+            self._need_nft().run(doomed)
 
     def _forget_retired(self) -> None:
         if self._retired:

@@ -66,6 +66,9 @@ class FakeStand:
     def traces(self, order: Order) -> Sequence[str]:
         return [order.placement_id] if order.placement_id in self.machine.placements else []
 
+    def cpu_used_s(self, order: Order) -> float:
+        raise NotImplementedError("a fake guest uses nothing: real_kernel_limits is not declared")
+
     @contextlib.asynccontextmanager
     async def damage_image(self) -> AsyncIterator[Order]:
         digest = "sha256:" + "d" * 64

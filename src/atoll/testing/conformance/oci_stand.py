@@ -166,6 +166,14 @@ class OciStand:
         assert seen.pid is not None
         os.kill(seen.pid, signal.SIGKILL)
 
+    def cpu_used_s(self, order: Order) -> float:
+        group = f"{self.names.cgroup}/{order.placement_id}"
+        old = Path("/sys/fs/cgroup/cpuacct") / group / "cpuacct.usage"
+        if old.exists():
+            return int(old.read_text()) / 1e9
+        fields = dict(line.split() for line in (Path("/sys/fs/cgroup") / group / "cpu.stat").read_text().splitlines())
+        return int(fields["usage_usec"]) / 1e6
+
     @contextlib.asynccontextmanager
     async def damage_image(self) -> AsyncIterator[Order]:
         directory = self._cache / "templates" / "damaged" / "recipe"

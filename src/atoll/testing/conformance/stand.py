@@ -75,6 +75,10 @@ class Stand(Protocol):
         """What is left of a placement on the machine, found without the driver."""
         ...
 
+    def cpu_used_s(self, order: Order) -> float:
+        """CPU time that everything of a running placement has used, as the host counts it. *Units*: seconds."""
+        ...
+
     def damage_image(self) -> AbstractAsyncContextManager[Order]:
         """An order whose image does not match its manifest, while the context lasts."""
         ...
