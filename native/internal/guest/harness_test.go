@@ -329,3 +329,10 @@ func dial(t *testing.T, address string) net.Conn {
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
+
+func decode(t *testing.T, text []byte, into any) {
+	t.Helper()
+	if err := json.Unmarshal(text, into); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+}

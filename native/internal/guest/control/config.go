@@ -28,6 +28,8 @@ type Config struct {
 	Command []string `json:"command"`
 	// CommandUser is whom it runs as; an image's entrypoint is root's when nothing else is said.
 	CommandUser string `json:"command_user"`
+	// PidsMax bounds processes and threads inside, where the guest has a control group hierarchy of its own (gVisor).
+	PidsMax int `json:"pids_max"`
 	// OwnsMachine lets init set clock and host name although the guest is not PID 1 (a service in a virtual machine).
 	OwnsMachine bool `json:"owns_machine"`
 }

@@ -84,6 +84,8 @@ func (f *Files) receive(r *http.Request, query url.Values, who *access, body io.
 	switch {
 	case err == nil && media == "application/octet-stream":
 		return f.receiveRaw(query, who, metadata, body)
+	case err == nil && media == "multipart/form-data" && parameters["boundary"] == "":
+		return nil, failf(http.StatusBadRequest, "error parsing multipart form: no boundary in Content-Type")
 	case err == nil && media == "multipart/form-data":
 		return f.receiveForm(query, who, metadata, multipart.NewReader(body, parameters["boundary"]))
 	}

@@ -70,6 +70,7 @@ type Watcher struct {
 	// still repeat them; after those the set is void.
 	found      map[string]struct{}
 	foundBytes int
+	looked     bool // a new directory was read since the last batch ended
 
 	moved *movedFrom
 
@@ -309,9 +310,7 @@ func (w *Watcher) add(name string, emit emitter) error {
 			}
 		}
 	}
-	if emit != nil && len(w.found) > 0 {
-		w.foundBytes = max(w.pending(), 1)
-	}
+	w.looked = w.looked || emit != nil
 	return nil
 }
 
@@ -328,13 +327,12 @@ func (w *Watcher) reportFound(name string, item os.DirEntry, emit emitter) {
 	}
 }
 
-// ageFound voids the found names once the part of the queue that may repeat them was read.
+// ageFound voids the found names once that part of the queue was read which may repeat them: what was in it when the
+// last directory had been read.
 func (w *Watcher) ageFound(bytes int) {
-	if len(w.found) == 0 {
-		return
-	}
-	if pending := w.pending(); pending == 0 {
-		w.foundBytes = 0
+	if w.looked {
+		w.looked = false
+		w.foundBytes = w.pending()
 	} else {
 		w.foundBytes -= bytes
 	}
