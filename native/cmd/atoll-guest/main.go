@@ -66,7 +66,12 @@ func run() error {
 		return err
 	}
 	// Beside the first answers, not before them: making threads takes milliseconds, and no user runs anything yet.
-	go threads.Reserve(threadsReserved)
+	go func() {
+		threads.Reserve(threadsReserved)
+		if isInit {
+			limitProcesses(config.PidsMax)
+		}
+	}()
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	return guest.New(guest.Options{
 		Config:         config,
@@ -77,6 +82,14 @@ func run() error {
 		Now:            time.Now,
 		Log:            log,
 	}).Serve(listener)
+}
+
+// limitProcesses bounds everything inside by the sandbox's own control group. Under gVisor the host cannot do it: its limit
+// counts other things, and reaching it ends the whole sandbox. Where the host's limit counts, the group is not ours to write.
+func limitProcesses(count int) {
+	if count > 0 {
+		_ = os.WriteFile("/sys/fs/cgroup/pids/pids.max", []byte(strconv.Itoa(count)), 0)
+	}
 }
 
 // wipeEnvironment clears what /proc/self/environ shows: the memory that the kernel handed the environment over in. The

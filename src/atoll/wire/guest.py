@@ -29,6 +29,8 @@ class GuestConfig(BaseModel):
     public_key: str
     listen: str = f"0.0.0.0:{GUEST_PORT}"
     command: list[str] = Field(default_factory=list)
+    pids_max: int = 0
+    """How many processes and threads may be inside, where only the guest can see to it (gVisor); 0: no limit of its own."""
 
 
 class Hello(BaseModel):

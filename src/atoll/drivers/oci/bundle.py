@@ -78,6 +78,7 @@ def guest_environment(order: Order) -> str:
         nonce=order.nonce,
         public_key=order.guest_public_key,
         command=list(order.spec.command),
+        pids_max=order.spec.pids_max,
     )
     return config.model_dump_json()
 
