@@ -25,6 +25,9 @@ from atoll.telemetry.log import get_logger
 
 log = get_logger()
 
+Make = Callable[[Record], Record | None]
+"""From the newest record to the next; None when nothing changes."""
+
 
 @dataclass(slots=True)
 class _Worker:
@@ -41,12 +44,16 @@ class Executor:
         self._dice = dice
         self._workers: dict[str, _Worker] = {}
         self._group: asyncio.TaskGroup | None = None
+        self._early: list[tuple[str, Make]] = []
+        """Decided while the inventory was still being settled."""
 
     async def run(self) -> None:
         """Work until cancelled; then every step is cancelled and nothing of a guest is touched."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._steps.spawn = group.create_task
+            while self._early:
+                self.decide(*self._early.pop(0))
             for record in self._ledger:
                 self.nudge(record.placement_id)
             await asyncio.Event().wait()
@@ -72,20 +79,18 @@ class Executor:
         else:
             self._group.create_task(work)
 
-    def busy(self, placement_id: str) -> bool:
-        """Whether something is being done about it."""
-        return placement_id in self._workers
-
-    def decide(self, placement_id: str, make: Callable[[Record], Record | None]) -> None:
+    def decide(self, placement_id: str, make: Make) -> None:
         """Make a decision of the agent's own durable, however long that takes, then act on it."""
         if self._group is not None:
             self._group.create_task(self._decide(placement_id, make))
+        else:
+            self._early.append((placement_id, make))
 
     async def exited(self, placement_id: str, reason: str) -> None:
         """A driver says that a guest has ended by itself (drivers.port.OnExit)."""
         self.decide(placement_id, lambda record: exited(record, reason=Code.GUEST_EXITED, detail=reason))
 
-    async def _decide(self, placement_id: str, make: Callable[[Record], Record | None]) -> None:
+    async def _decide(self, placement_id: str, make: Make) -> None:
         backoff = Backoff(self._dice, first_s=0.1, most_s=2.0)
         while True:
             try:
@@ -93,7 +98,7 @@ class Executor:
                 break
             except Unavailable as error:
                 if backoff.failures == 0:
-                    log.warning(events.COMMAND_FAILED, placement_id=placement_id, code=error.code, message=error.message)
+                    log.warning(events.JOURNAL_REFUSED, placement_id=placement_id, code=error.code, message=error.message)
                 await asyncio.sleep(backoff.next_s())
         self.nudge(placement_id)
 
@@ -116,7 +121,7 @@ class Executor:
             backoff.reset()
             return
         except Unavailable as error:
-            log.warning(events.COMMAND_FAILED, placement_id=record.placement_id, code=error.code, message=error.message)
+            log.warning(events.JOURNAL_REFUSED, placement_id=record.placement_id, code=error.code, message=error.message)
         except Exception as error:
             log.exception(events.COMMAND_FAILED, placement_id=record.placement_id, code=Code.INTERNAL)
             if wanted is not Goal.ABSENT:

@@ -26,6 +26,7 @@ log = get_logger()
 
 LOOK_EVERY_S: Final = 5.0
 PROBE_AGAIN_S: Final = 60.0
+IMAGES_MAX: Final = 250
 SUSPICIOUS: Final = frozenset({Code.RUNTIME_MISSING, Code.START_FAILED, Code.GUEST_BOOT_TIMEOUT, Code.IMAGE_CORRUPT})
 """Failures of one placement that may be the host's."""
 
@@ -89,7 +90,7 @@ class Health:
         return HostHealth(
             checks=checks,
             isolations=works,
-            images=self._images,
+            images=self._images[:IMAGES_MAX],
             quarantined=self._quarantine.names()[:100],
             disk_free_mib=free_mib(self._config.state_directory),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from atoll.agent.alarm import Alarm
 from atoll.agent.record import EndedBy, EndRule, Record, ending
@@ -17,6 +18,8 @@ from atoll.base.clock import Clock
 from atoll.base.errors import Code
 from atoll.domain.spec import OnLeaseExpiry
 from atoll.wire.agent import End
+
+_SLACK: Final = 64
 
 Decide = Callable[[str, Callable[[Record], Record | None]], None]
 """`decide(placement_id, make)`: make this decision durable, however long it takes, and act on it."""
@@ -54,6 +57,10 @@ class Deadlines:
         """Enforce this end (which is in the journal) instead of an earlier one."""
         self._current[placement_id] = end
         heapq.heappush(self._heap, (end.at_boot, placement_id, end.revision))
+        if len(self._heap) > 2 * len(self._current) + _SLACK:
+            # Ends that were moved stay in the heap until their time; with many moves they would outnumber the living ones.
+            self._heap = [(rule.at_boot, name, rule.revision) for name, rule in self._current.items()]
+            heapq.heapify(self._heap)
         self._alarm.poke()
 
     def unwatch(self, placement_id: str) -> None:

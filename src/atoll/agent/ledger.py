@@ -15,6 +15,7 @@ from atoll.agent.intake import Judged, Verdict, judge
 from atoll.agent.journal import Journal, drop_records, load_facts, load_records, put_fact, put_record
 from atoll.agent.outbox import Outbox
 from atoll.agent.record import EndRule, Record
+from atoll.domain.placement import Observed
 from atoll.wire.agent import Command
 
 LEASE_FACT = "lease"
@@ -127,7 +128,8 @@ class Ledger:
             return
         known = self._records.get(record.placement_id)
         self._records[record.placement_id] = record
-        if known is None or record.seq > known.seq:
+        # That a command was accepted is told by the next poll's `holds`; an observation of it would only cost control a commit.
+        if record.seq > known.seq if known is not None else record.observed is not Observed.ACCEPTED:
             self._outbox.put(record, urgent=urgent)
 
     # lease

@@ -132,7 +132,7 @@ class Session:
         self._lost = False
         self._bytes_max = MESSAGE_BYTES_MAX
         self._windows = (Window(), Window(), Window())
-        self._failures = Backoff(dice, first_s=0.05, most_s=5.0)
+        self._failures = Backoff(dice, first_s=0.05, most_s=2.0)
         self._haste = Backoff(dice, first_s=0.02, most_s=1.0)
 
     # polls
@@ -144,6 +144,9 @@ class Session:
                 self._failures.reset()
             except AtollError as error:
                 pause_s = self._after(error)
+            except Exception:
+                log.exception(events.COMMAND_FAILED, operation="poll")
+                pause_s = self._failures.next_s()
             await asyncio.sleep(pause_s)
 
     async def _poll_once(self) -> float:
@@ -198,31 +201,40 @@ class Session:
         if self._lost:
             self._lost = False
             log.info(events.CONTROL_FOUND, host_id=self._identity.host_id)
+        await self._remember(until)
         try:
-            await host.ledger.keep_lease(until)
-            if not self.established.is_set():
-                await host.journal.write(answer_epoch(self._run.epoch))
-                self.established.set()
-                host.outbox.urgent.set()
             accepted = await asyncio.gather(*(self._accept(command, answer.payloads) for command in answer.commands))
             ended = await self._take_ends(answer.ends, sent_boot)
             forgotten = await self._forget(answer.forget)
             await self._quarantine(answer.unknown)
         except Unavailable as error:
             # The journal refuses: what was not accepted is sent again by control; the pause keeps that from becoming a race.
-            log.warning(events.COMMAND_FAILED, code=error.code, message=error.message)
+            log.warning(events.JOURNAL_REFUSED, code=error.code, message=error.message)
             await asyncio.sleep(1.0)
             return False
         for wish in answer.collect:
             host.executor.spawn(self._collect(wish))
         return any(accepted) or ended or forgotten or bool(answer.collect)
 
+    async def _remember(self, lease_until: float) -> None:
+        """Keep what the next run needs of this answer. A journal that refuses makes that run count less, never more."""
+        first = not self.established.is_set()
+        self.established.set()
+        try:
+            await self._host.ledger.keep_lease(lease_until)
+            if first:
+                await self._host.journal.write(answer_epoch(self._run.epoch))
+        except Unavailable as error:
+            log.warning(events.JOURNAL_REFUSED, code=error.code, message=error.message)
+        if first:
+            self._host.outbox.urgent.set()
+
     async def _accept(self, command: Command, payloads: dict[str, InitPayload]) -> bool:
         host = self._host
         judged = await host.ledger.accept(command, epoch=self._run.epoch, quarantine=bool(host.quarantine))
         record = host.ledger.get(command.placement_id)
         if judged.verdict in (Verdict.STALE, Verdict.CONFLICT, Verdict.FOREIGN):
-            log.warning(events.COMMAND_FAILED, command_id=command.id, what=judged.verdict.name.lower(), placement_id=command.placement_id)
+            log.warning(events.COMMAND_REFUSED, command_id=command.id, what=judged.verdict.name.lower(), placement_id=command.placement_id)
         elif record is not None and not record.ready and goal(record) is Goal.RUNNING:
             payload = payloads.get(command.payload_ref) if command.payload_ref else None
             host.vault.put(command.placement_id, token=command.guest_token, payload=payload)
@@ -259,7 +271,7 @@ class Session:
         """Send what cannot wait, until cancelled."""
         outbox = self._host.outbox
         flying = asyncio.Semaphore(FLYING_MAX)
-        backoff = Backoff(self._dice, first_s=0.05, most_s=5.0)
+        backoff = Backoff(self._dice, first_s=0.05, most_s=2.0)
         await self.established.wait()
         async with asyncio.TaskGroup() as group:
             while True:
@@ -286,6 +298,10 @@ class Session:
                 outbox.lost(batch)
                 if error.code in (Code.STALE_AGENT_EPOCH, Code.CREDENTIAL_REVOKED):
                     self._after(error)
+                await asyncio.sleep(backoff.next_s())
+            except Exception:
+                outbox.lost(batch)
+                log.exception(events.COMMAND_FAILED, operation="observe")
                 await asyncio.sleep(backoff.next_s())
             if outbox.more():
                 outbox.urgent.set()
@@ -318,7 +334,7 @@ class Session:
         """React to a refusal or to weather; gives the pause before the next poll."""
         match error.code:
             case Code.STALE_AGENT_EPOCH:
-                log.error(events.COMMAND_FAILED, code=error.code, epoch=self._run.epoch, hint=error.hint)
+                log.error(events.AGENT_SUPERSEDED, code=error.code, epoch=self._run.epoch, hint=error.hint)
                 self._over(Exit.SUPERSEDED)
                 return REVOKED_PAUSE_S
             case Code.CREDENTIAL_REVOKED:
@@ -339,7 +355,7 @@ class Session:
         return max(pause_s, error.retry_after_s) if isinstance(error, Unavailable) and error.code is Code.RATE_LIMITED else pause_s
 
     def _fence(self) -> None:
-        log.error(events.COMMAND_FAILED, code=Code.CREDENTIAL_REVOKED, host_id=self._identity.host_id)
+        log.error(events.HOST_FENCED, code=Code.CREDENTIAL_REVOKED, host_id=self._identity.host_id)
         for record in self._host.ledger:
             if not record.absent:
                 self._host.executor.decide(record.placement_id, lambda r: ending(r, EndedBy.FENCE, reason=Code.CREDENTIAL_REVOKED))

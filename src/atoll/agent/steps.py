@@ -141,11 +141,15 @@ class Steps:
                 raise GuestEnded(found.reason or "ended while no agent ran")
         if found is None or found.power is not Power.RUNNING:
             order = order_of(record)
-            async with self._starts:
+            with self._slow(placement_id, Observed.PREPARING):
+                await self._starts.acquire()
+            try:
                 with self._slow(placement_id, Observed.PREPARING):
                     await driver.prepare(order)
                 with self._slow(placement_id, Observed.STARTING):
                     found = await driver.start(order)
+            finally:
+                self._starts.release()
         self.inherited.discard(placement_id)
         if found.address is None:
             raise Refused(Code.START_FAILED, "the driver does not say where the guest listens")
@@ -194,7 +198,7 @@ class Steps:
                 break
             detail = f"cleanup: {'; '.join(left)}"
             log.warning(
-                events.COMMAND_FAILED, placement_id=placement_id, code=Code.CLEANUP_FAILED, detail=detail, attempt=backoff.failures + 1
+                events.CLEANUP_FAILED, placement_id=placement_id, code=Code.CLEANUP_FAILED, detail=detail, attempt=backoff.failures + 1
             )
             await self._ledger.change(placement_id, _stuck(detail))
             await asyncio.sleep(backoff.next_s())

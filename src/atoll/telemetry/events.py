@@ -38,6 +38,12 @@ COMMAND_FAILED: Final = "command.failed"
 PLACEMENT_ADOPTED: Final = "placement.adopted"
 PLACEMENT_QUARANTINED: Final = "placement.quarantined"
 CHECK_FAILED: Final = "check.failed"
+COMMAND_REFUSED: Final = "command.refused"
+CLEANUP_FAILED: Final = "cleanup.failed"
+END_DECIDED: Final = "end.decided"
+JOURNAL_REFUSED: Final = "journal.refused"
+HOST_FENCED: Final = "host.fenced"
+AGENT_SUPERSEDED: Final = "agent.superseded"
 
 # upkeep
 RETENTION_FAILED: Final = "retention.failed"
