@@ -27,6 +27,9 @@ type exchange struct {
 	// before, if set, sees the answer before its head goes out, and may change it or take its time.
 	before func(*http.Response)
 
+	// ending, if set, is told what to call when the placement ends while the answer is delivered.
+	ending func(abort func())
+
 	mu       sync.Mutex
 	answered bool // the final head is being written: no more 1xx
 }
@@ -118,6 +121,10 @@ func (x *exchange) deliver(response *http.Response) {
 		return
 	}
 	defer func() { _ = response.Body.Close() }()
+	if x.ending != nil {
+		// A client that doesn't read, or doesn't finish its request, would else be stuck with us.
+		x.ending(func() { cut(x.writer) })
+	}
 	dropHopByHop(response.Header)
 	if x.before != nil {
 		x.before(response)

@@ -274,7 +274,8 @@ type guest struct {
 	ip        string
 	id        string
 	guestPort int
-	served    atomic.Int64 // connections to the guest's port
+	connect   http.HandlerFunc // the guest's tunnel; absent unless set
+	tunnels   atomic.Int64
 }
 
 var guestCount atomic.Uint32
@@ -317,7 +318,17 @@ func serveOn(t *testing.T, ip string, port int, handler http.Handler, protocols 
 
 // serveGuest runs the guest's own server and returns the route to it.
 func (g *guest) serveGuest(handler http.Handler) Route {
-	g.guestPort = g.serve(0, handler)
+	g.guestPort = g.serve(0, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case !strings.HasPrefix(r.URL.Path, "/atoll/connect/"):
+			handler.ServeHTTP(w, r)
+		case g.connect == nil:
+			w.WriteHeader(http.StatusNotFound)
+		default:
+			g.tunnels.Add(1)
+			g.connect(w, r)
+		}
+	}))
 	return g.route()
 }
 

@@ -166,8 +166,7 @@ func (e *Edge) carry(w http.ResponseWriter, r *http.Request, t target, found *en
 		return refusal, retry && x.untouched()
 	}
 	e.metrics.carried(response.StatusCode)
-	// From here on an end of the placement must free a client that doesn't read or doesn't finish its request.
-	lease.OnEnd(func() { cut(w) })
+	x.ending = lease.OnEnd
 	x.deliver(response)
 	return nil, false
 }

@@ -55,7 +55,6 @@ type table struct {
 	waiters     map[string]map[*waiter]struct{}
 	incarnation string
 	synced      bool
-	syncedAt    time.Time
 }
 
 type waiter struct {
@@ -76,12 +75,8 @@ func newTable(options node.Options) *table {
 	return t
 }
 
-// doubt is true while the table may be behind: without the stream, and shortly after it has come back.
-func (t *table) doubt() bool {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return !t.synced || t.now().Sub(t.syncedAt) < time.Second
-}
+// doubt is true while the table may be behind: a host may end a sandbox by itself and its address may be another's.
+func (t *table) doubt() bool { return !t.isSynced() }
 
 // find answers for a sandbox from memory.
 func (t *table) find(id string) (*entry, verdict) {
@@ -247,7 +242,7 @@ func (t *table) snapshot(incarnation string, routes []*Route, since time.Time) (
 		ended = append(ended, t.dropLocked(id)...)
 		t.buryLocked(id, tombstone{revision: e.route.Revision, at: t.now()})
 	}
-	t.incarnation, t.synced, t.syncedAt = incarnation, true, t.now()
+	t.incarnation, t.synced = incarnation, true
 	var woken []*waiter
 	for id := range t.waiters {
 		woken = append(woken, t.wakeLocked(id)...)

@@ -1,7 +1,6 @@
 package edge
 
 import (
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -29,11 +28,13 @@ func (x *exchange) switchProtocols(response *http.Response) {
 	defer func() { _ = outer.Close() }()
 	// The server left the deadlines of the request's head on it.
 	_ = outer.SetDeadline(time.Time{})
-	stop := context.AfterFunc(x.out.Context(), func() {
-		_ = outer.Close()
-		_ = inner.Close()
-	})
-	defer stop()
+	// Not the request's context: the server ends that one as soon as the client has said its last word.
+	if x.ending != nil {
+		x.ending(func() {
+			_ = outer.Close()
+			_ = inner.Close()
+		})
+	}
 	if err := writeSwitch(buffered, response); err != nil {
 		return
 	}
