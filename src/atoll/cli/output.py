@@ -99,14 +99,16 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    if value is None or value == "":
+    if value is None or value in ("", [], {}, ()):
         return "-"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={inner}" for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
+        text = ", ".join(f"{key}={inner}" for key, inner in value.items())
+    elif isinstance(value, list | tuple):
+        text = ", ".join(map(str, value))
+    else:
+        text = str(value)
     # What a tenant wrote must not steer the operator's terminal.
-    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in str(value))
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def moment(value: Any) -> str | None:

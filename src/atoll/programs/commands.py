@@ -27,6 +27,13 @@ def add_to(app: typer.Typer) -> None:
     app.command("supervise", hidden=True)(supervise)
 
 
+def _quiet_logs() -> None:
+    """Parts that log are used here by a person's command: warnings go to standard error, the rest nowhere."""
+    from atoll.telemetry.log import configure
+
+    configure("atoll", "warning")
+
+
 def up(
     demo: Annotated[bool, typer.Option("--demo/--no-demo", help="Create a first sandbox and show what it says.")] = True,
     as_json: JsonOption = False,
@@ -35,6 +42,7 @@ def up(
     from atoll.programs import up as program
     from atoll.programs.steps import Steps
 
+    _quiet_logs()
     steps = Steps(quiet=as_json)
     try:
         outcome = program.up(layout_of(), steps, with_demo=demo)
@@ -54,6 +62,7 @@ def down(
     from atoll.programs import down as program
     from atoll.programs.steps import Steps
 
+    _quiet_logs()
     steps = Steps(quiet=as_json)
     try:
         outcome = program.down(layout_of(), steps, keep_sandboxes=keep_sandboxes)
@@ -111,6 +120,7 @@ def doctor(as_json: JsonOption = False) -> None:
     """Check this machine and this instance: each check with its result and fix. Status 1 when one fails."""
     from atoll.programs import doctor as program
 
+    _quiet_logs()
     report = program.examine(layout_of())
     if as_json:
         output.document(report)
@@ -152,6 +162,7 @@ def agent_join(as_json: JsonOption = False) -> None:
     """Enrol this machine with the token in ATOLL_HOME/agent/enroll.token, and end (root)."""
     from atoll.programs import agent_main
 
+    _quiet_logs()
     host_id = agent_main.join(layout_of())
     if as_json:
         output.document({"hostId": host_id})
