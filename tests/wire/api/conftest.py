@@ -41,7 +41,7 @@ def served() -> Iterator[Served]:
     settings = ApiSettings(domain="localhost:3000", install_id="ins_abcdefgh0123456789ab", version="0.1.0")
     app = build_app(service, settings=settings, ready=lambda: True, dice=os.urandom)
     server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=0, loop="uvloop", http="httptools", lifespan="off", log_level="warning", ws="none")
+        uvicorn.Config(app, host="127.0.0.1", port=0, loop="uvloop", http="httptools", lifespan="off", log_config=None, ws="none")
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
