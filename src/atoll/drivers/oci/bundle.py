@@ -58,8 +58,7 @@ class Places:
     nofile_max: int
     cgroup_binds: tuple[tuple[str, str], ...] = ()
     """(host directory, name below /sys/fs/cgroup): the guest's own groups, for programs that read their limits there."""
-    tmpfs_percent: int = 50
-    shm_mib_max: int = 1024
+    tmpfs_percent: tuple[int, int, int] = (40, 20, 10)
     command: tuple[str, ...] = ()
     """Overrides the guest binary; for self-checks and tests."""
 
@@ -111,8 +110,7 @@ def make(kind: RuntimeKind, order: Order, places: Places) -> dict[str, Any]:
 
 
 def _mounts(gvisor: bool, order: Order, places: Places) -> list[dict[str, Any]]:  # noqa: FBT001 - private
-    sized = f"size={order.spec.memory_mib * places.tmpfs_percent // 100}m"
-    shm = f"size={min(order.spec.memory_mib * places.tmpfs_percent // 100, places.shm_mib_max)}m"
+    tmp, shm, run = (f"size={max(1, order.spec.memory_mib * percent // 100)}m" for percent in places.tmpfs_percent)
     quiet = ["nosuid", "noexec", "nodev"]
     mounts: list[dict[str, Any]] = [
         _mount("/proc", "proc", "proc", quiet),
@@ -120,12 +118,12 @@ def _mounts(gvisor: bool, order: Order, places: Places) -> list[dict[str, Any]]:
         _mount("/dev/pts", "devpts", "devpts", ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
         _mount("/dev/shm", "tmpfs", "shm", [*quiet, "mode=1777", shm]),  # noqa: S108 - the guest's
         _mount("/sys", "sysfs", "sysfs", [*quiet, "ro"]),
-        _mount("/tmp", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=1777", sized]),  # noqa: S108 - the guest's
-        _mount("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755", sized]),
+        _mount("/tmp", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=1777", tmp]),  # noqa: S108 - the guest's
+        _mount("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755", run]),
     ]
     if gvisor:
         # The guest's own hierarchy: its pids.max is what bounds a fork bomb without ending the sandbox.
-        mounts.append(_mount("/sys/fs/cgroup", "cgroup", "cgroup", [*quiet, "relatime"]))
+        mounts.append(_mount("/sys/fs/cgroup", "cgroup", "cgroup", [*quiet, "mode=755", "size=64k"]))
         # The sentry keeps what the guest writes, so nothing can be written for it beforehand; crun's disk has the file already.
         mounts.append(_mount("/etc/resolv.conf", "bind", places.resolv_conf, ["bind", "ro", *quiet]))
     else:

@@ -89,9 +89,9 @@ class OciConfig:
     runsc: Path = Path("/usr/local/bin/runsc")
     crun: Path = Path("/usr/bin/crun")
     runc: Path = Path("/usr/sbin/runc")
-    tmpfs_percent: int = 50
-    """Size of /tmp, /dev/shm and /run each, in percent of the guest's memory."""
-    shm_mib_max: int = 1024
+    tmpfs_percent: tuple[int, int, int] = (40, 20, 10)
+    """Sizes of /tmp, /dev/shm and /run in percent of the guest's memory: together less than all of it, since a full one is nobody's
+    fault whom the kernel could end for it."""
     console_bytes_max: int = 1 << 20
     """The console file is cut to its last half when it grows beyond this."""
     disk_spare_mib: int = 512

@@ -214,7 +214,6 @@ class OciDriver:
             nofile_max=self._nofile_max,
             cgroup_binds=cgroups.own_views(self._layout, self._view.group(order.placement_id)),
             tmpfs_percent=self._config.tmpfs_percent,
-            shm_mib_max=self._config.shm_mib_max,
             command=self._config.guest_command,
         )
         try:

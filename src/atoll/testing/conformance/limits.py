@@ -20,6 +20,12 @@ _REFUSED = (
     "echo 0 >/sys/fs/cgroup/pids/pids.max",
     "unshare -U true",
 )
+_HOG = """
+taken = bytearray(4 << 30)
+for place in range(0, len(taken), 4096):
+    taken[place] = 1
+print("took it")
+"""
 DISK_MIB = 256
 PIDS_MAX = 200
 
@@ -98,11 +104,23 @@ async def a_memory_hog_dies_alone(stand: Stand) -> None:
     order, guest = await _started(stand, memory_mib=stand.memory_mib_min)
     bystander = asyncio.create_task(shell(guest, "sleep 12; echo undisturbed", timeout_s=60.0))
     await asyncio.sleep(1.0)  # the settings that protect the guest come right after its start
-    hog = await shell(guest, "exec tail -c 100000000000 /dev/zero", timeout_s=60.0)
+    hog = await guest.run(["python3", "-c", _HOG], timeout_s=60.0)
     assert hog.status != 0, "it took more memory than there is"
+    assert hog.out == "", hog.text
     assert (await bystander).out == "undisturbed\n"
     await _lives(stand, order, guest)
     assert stand.exits == []
+    await stand.driver.remove(order.placement_id)
+
+
+async def full_temporary_files_end_nobody(stand: Stand) -> None:
+    order, guest = await _started(stand, memory_mib=stand.memory_mib_min)
+    bystander = asyncio.create_task(shell(guest, "sleep 8; echo undisturbed", timeout_s=60.0))
+    for directory in ("/tmp", "/run", "/dev/shm"):  # noqa: S108 - the guest's
+        filled = await shell(guest, f"dd if=/dev/zero of={directory}/fill bs=1M", timeout_s=60.0)
+        assert "No space left" in filled.text, filled.text
+    assert (await bystander).out == "undisturbed\n"
+    await _lives(stand, order, guest)
     await stand.driver.remove(order.placement_id)
 
 
