@@ -8,6 +8,7 @@ version, so an environment made for tests runs the product, and `make up` leaves
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from install.progress import BUILD, REPOSITORY, Reporter, StepFailed
 
 VENV: Final = REPOSITORY / ".venv"
 REQUIREMENTS: Final = REPOSITORY / "requirements"
+# In every environment without being locked: the installer, what venv itself puts there, and this checkout.
+KEPT: Final = frozenset({"pip", "setuptools", "atoll"})
 PYTHON_MIN: Final = (3, 11)
 INDEX_TODO: Final = "see that this machine reaches its Python package index (pip config list), then run this again"
 
@@ -59,9 +62,24 @@ def locked(reporter: Reporter, venv: Path, *, lock: str, satisfied_by: tuple[str
         reporter.run([python(), "-m", "venv", venv], todo="apt-get install python3-venv, then run this again")
     stamp.unlink(missing_ok=True)
     reporter.say(f"installing {_count(requirements)} packages from requirements/{lock}.txt")
-    reporter.run([*_pip(venv), "--require-hashes", "--no-deps", "-r", requirements], todo=INDEX_TODO)
+    reporter.run([*_pip(venv, "install"), "--require-hashes", "--no-deps", "-r", requirements], todo=INDEX_TODO)
+    surplus = _surplus(reporter, venv, requirements)
+    if surplus:
+        reporter.run([*_pip(venv, "uninstall"), "--yes", *surplus], todo=f"remove {venv} and run this again")
     stamps.write(stamp, _lock_digest(lock))
     return True
+
+
+def _surplus(reporter: Reporter, venv: Path, requirements: Path) -> list[str]:
+    """What is installed but no longer locked: code that still imports it would run here and nowhere else."""
+    listing = reporter.run([*_pip(venv, "list"), "--format", "freeze"], todo=f"remove {venv} and run this again")
+    locked_names = {_normal(line.partition("==")[0]) for line in requirements.read_text().splitlines() if "==" in line}
+    installed = [line.partition("==")[0] for line in listing.splitlines() if "==" in line]
+    return [name for name in installed if _normal(name) not in locked_names | KEPT]
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def ensure_product(reporter: Reporter, *, lock: str) -> str:
@@ -72,7 +90,7 @@ def ensure_product(reporter: Reporter, *, lock: str) -> str:
     if not fresh and stamps.is_current(stamp, digest, VENV / "bin" / "atoll"):
         return "have .venv"
     # The backend is in the lock: nothing is downloaded here.
-    reporter.run([*_pip(VENV), "--no-deps", "--no-build-isolation", "-e", REPOSITORY], todo="remove .venv and run this again")
+    reporter.run([*_pip(VENV, "install"), "--no-deps", "--no-build-isolation", "-e", REPOSITORY], todo="remove .venv and run this again")
     stamps.write(stamp, digest)
     return f"made .venv from requirements/{lock}.txt" if fresh else "put this checkout into .venv"
 
@@ -120,8 +138,8 @@ def link(name: str, target: Path) -> None:
     unfinished.replace(tools / name)
 
 
-def _pip(venv: Path) -> list[str | Path]:
-    return [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+def _pip(venv: Path, command: str) -> list[str | Path]:
+    return [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", command]
 
 
 def _lock_digest(lock: str) -> str:
