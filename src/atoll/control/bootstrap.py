@@ -12,16 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.base.clock import Clock
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
+from atoll.control.enrollment import Enrollment
 from atoll.control.keys import Keys
 from atoll.domain.template import Template
-from atoll.store import hosts, tenancy
+from atoll.store import tenancy
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
 LOG = get_logger()
 
-_TOKEN_LIFE_S: Final = 3600.0
 DEFAULT_TEAM: Final = "default"
 
 
@@ -51,7 +51,7 @@ class Manifest(BaseModel):
     aliases: list[str] = Field(default_factory=list)
 
 
-async def apply(path: Path, *, store: Store, keys: Keys, clock: Clock, dice: Dice) -> None:
+async def apply(path: Path, *, keys: Keys, enrollment: Enrollment) -> None:
     """Take in what the file says. *Idempotency*: what is known already stays as it is."""
     if not path.exists():
         return
@@ -59,15 +59,7 @@ async def apply(path: Path, *, store: Store, keys: Keys, clock: Clock, dice: Dic
     if brought.operator_key_digest is not None:
         await keys.ensure_operator(digest=brought.operator_key_digest, hint=brought.operator_key_hint, team=DEFAULT_TEAM)
     if brought.enrollment_token_digest is not None:
-        now = clock.now()
-        enrollment = hosts.Enrollment(
-            id=new_id(Prefix.ENROLLMENT, dice),
-            token_digest=brought.enrollment_token_digest,
-            host_name=brought.host_name,
-            created_at=now,
-            expires_at=now + _TOKEN_LIFE_S,
-        )
-        await store.write(lambda conn: hosts.add_enrollment(conn, enrollment))
+        await enrollment.admit_token(brought.enrollment_token_digest, host_name=brought.host_name)
 
 
 async def register_templates(artifacts: Path, *, store: Store, clock: Clock, dice: Dice) -> None:

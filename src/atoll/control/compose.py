@@ -41,7 +41,7 @@ from atoll.planning.admission import DeploymentLimits
 from atoll.planning.resolve import CLASSES, WorkloadClass
 from atoll.store import sandboxes as stored
 from atoll.store import schema
-from atoll.store.engine import SqliteStore
+from atoll.store.engine import SqliteStore, Store
 from atoll.store.sealing import Sealer
 
 
@@ -69,18 +69,22 @@ class ControlSettings:
 class Control:
     """One control process. `start`, then serve `app`, then `stop`."""
 
-    def __init__(self, settings: ControlSettings, *, clock: Clock, dice: Dice) -> None:
+    def __init__(self, settings: ControlSettings, *, clock: Clock, dice: Dice, store: Store | None = None) -> None:
+        """`store`: an opened one to use instead of the settings' database; for simulations."""
         self.settings = settings
         self._clock = clock
         self._dice = dice
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
         self._app: Any = None
+        self._store = store
 
     async def start(self) -> None:
         """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*."""
         settings, clock, dice = self.settings, self._clock, self._dice
-        self._store = store = SqliteStore(settings.database)
+        if self._store is None:
+            self._store = SqliteStore(settings.database)
+        store = self._store
         await store.write(schema.migrate)
         new = dice(8).hex()
         install_id, incarnation = await store.write(
@@ -95,9 +99,7 @@ class Control:
         self.reconciler = reconciler = Reconciler(
             store=store, clock=clock, dice=dice, hub=hub, directory=directory, routes=self._routes, ends=Ends(), deadlines=asyncio.Event()
         )
-        keys = Keys(store=store, clock=clock, dice=dice, defaults=settings.teams)
-        if settings.bootstrap is not None:
-            await bootstrap.apply(settings.bootstrap, store=store, keys=keys, clock=clock, dice=dice)
+        self.keys = keys = Keys(store=store, clock=clock, dice=dice, defaults=settings.teams)
         await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
         await store.read(directory.load)
         self._routes.load(await store.read(stored.reachable))
@@ -116,7 +118,7 @@ class Control:
             limits=settings.limits,
         )
         self.service = Facade(store=store, clock=clock, keys=keys, sandboxes=sandboxes, templates=templates, tokens=tokens)
-        sessions = Sessions(
+        self.sessions = sessions = Sessions(
             store=store,
             clock=clock,
             hub=hub,
@@ -126,7 +128,7 @@ class Control:
             consoles=consoles,
             incarnation=incarnation,
         )
-        enrollment = Enrollment(
+        self.enrollment = enrollment = Enrollment(
             store=store,
             clock=clock,
             dice=dice,
@@ -135,6 +137,8 @@ class Control:
             auto_activate=settings.auto_activate,
             hosts_max=settings.hosts_max,
         )
+        if settings.bootstrap is not None:
+            await bootstrap.apply(settings.bootstrap, keys=keys, enrollment=enrollment)
         self._app = build_app(
             self.service,
             settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
@@ -153,7 +157,14 @@ class Control:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._store.close()
+        if self._store is not None:
+            await self._store.close()
+
+    def kill(self) -> None:
+        """End as a killed process does: nothing is told, nothing is finished. For simulations."""
+        self._started = False
+        for task in self._tasks:
+            task.cancel()
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI; `start` must have returned."""

@@ -36,7 +36,8 @@ class Consoles:
         self._wanted[host_id][wish.id] = wish
         self._hub.wake_host(host_id)
         try:
-            return await asyncio.wait_for(future, timeout=_PATIENCE_S)
+            async with asyncio.timeout(_PATIENCE_S):
+                return await future
         except TimeoutError:
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the sandbox's host did not hand in its console in time") from None
         finally:

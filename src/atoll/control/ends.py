@@ -30,7 +30,8 @@ class Ends:
         entry = (revision, asyncio.Event())
         self._waiting[placement_id].add(entry)
         try:
-            await asyncio.wait_for(entry[1].wait(), timeout=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await entry[1].wait()
         except TimeoutError:
             return False
         else:

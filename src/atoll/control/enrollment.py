@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -20,6 +21,8 @@ from atoll.wire import agent as wire
 
 LOG = get_logger()
 
+TOKEN_LIFE_S: Final = 3600.0
+
 
 class Enrollment:
     """Enrols hosts. `auto_activate`: a new host is active at once instead of draining."""
@@ -34,6 +37,18 @@ class Enrollment:
         self._install_id = install_id
         self._auto_activate = auto_activate
         self._hosts_max = hosts_max
+
+    async def admit_token(self, token_digest: str, *, host_name: str) -> None:
+        """Let the token of this digest enrol a host of this name, once, within the hour. *Idempotency*: a known digest changes nothing."""
+        now = self._clock.now()
+        record = hosts.Enrollment(
+            id=new_id(Prefix.ENROLLMENT, self._dice),
+            token_digest=token_digest,
+            host_name=host_name,
+            created_at=now,
+            expires_at=now + TOKEN_LIFE_S,
+        )
+        await self._store.write(lambda conn: hosts.add_enrollment(conn, record))
 
     async def enroll(self, message: wire.Enroll) -> wire.Enrolled:
         """Consume the token and make the host, in one commit.

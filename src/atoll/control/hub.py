@@ -14,11 +14,11 @@ from atoll.domain.sandbox import Sandbox
 
 
 class Hub:
-    """Single-threaded: all methods are called on the event loop."""
+    """Single-threaded: all methods are called on the event loop. Watchers are told in the order in which they came."""
 
     def __init__(self) -> None:
-        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        self._hosts: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._waiting: defaultdict[str, dict[asyncio.Event, None]] = defaultdict(dict)
+        self._hosts: defaultdict[str, dict[asyncio.Event, None]] = defaultdict(dict)
 
     @contextlib.contextmanager
     def watch(self, sandbox_id: str) -> Iterator[asyncio.Event]:
@@ -44,12 +44,12 @@ class Hub:
 
     @staticmethod
     @contextlib.contextmanager
-    def _member(groups: defaultdict[str, set[asyncio.Event]], key: str) -> Iterator[asyncio.Event]:
+    def _member(groups: defaultdict[str, dict[asyncio.Event, None]], key: str) -> Iterator[asyncio.Event]:
         event = asyncio.Event()
-        groups[key].add(event)
+        groups[key][event] = None
         try:
             yield event
         finally:
-            groups[key].discard(event)
+            groups[key].pop(event, None)
             if not groups[key]:
                 del groups[key]

@@ -233,7 +233,8 @@ class Sandboxes:
                 if now.state not in STARTING:
                     return now
                 try:
-                    await asyncio.wait_for(changed.wait(), timeout=max(0.0, until - self.clock.boot()))
+                    async with asyncio.timeout(max(0.0, until - self.clock.boot())):
+                        await changed.wait()
                 except TimeoutError:
                     await self._give_up(now)
 

@@ -40,6 +40,8 @@ LOG = get_logger()
 LEASE_S: Final = 300.0
 FRESH_S: Final = 30.0
 """A session that was heard of this recently is not taken over by a stranger."""
+_MOMENT_S: Final = 0.001
+"""Less than this is no time to park for."""
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ class Sessions:
                 if overtaken.is_set():
                     raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
                 left = until - self._clock.boot()
-                if left <= 0 or answer.commands or answer.ends or answer.forget or answer.unknown or answer.collect or acknowledged:
+                if left <= _MOMENT_S or answer.commands or answer.ends or answer.forget or answer.unknown or answer.collect or acknowledged:
                     return answer
                 await _any(work, overtaken, timeout=left)
 

@@ -28,7 +28,8 @@ async def run(reconciler: Reconciler, clock: Clock) -> None:
         except AtollError as error:
             LOG.warning(names.SANDBOX_DEADLINE_MISSED, code=error.code, error=error.message)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reconciler.deadlines.wait(), timeout=pause_s)
+            async with asyncio.timeout(pause_s):
+                await reconciler.deadlines.wait()
         # Many deadlines move at once under load: one look for all of them.
         await asyncio.sleep(0.01)
 
