@@ -159,7 +159,9 @@ class World:
 
     # What clients say.
 
-    async def call(self, method: str, path: str, *, key: str = OPERATOR_KEY, headers: Mapping[str, str] | None = None, **body: Any) -> httpx.Response:
+    async def call(
+        self, method: str, path: str, *, key: str = OPERATOR_KEY, headers: Mapping[str, str] | None = None, **body: Any
+    ) -> httpx.Response:
         async with self._client() as client:
             return await client.request(method, path, headers={"X-API-KEY": key, **(headers or {})}, **body)
 

@@ -26,6 +26,7 @@ from atoll.control.orders import Orders
 from atoll.control.service import Caller, EventRecord, Page, Query
 from atoll.control.templates import Templates
 from atoll.domain.sandbox import STARTING, TERMINAL, Sandbox, State
+from atoll.domain.spec import OnEnd
 from atoll.planning import admission, resolve
 from atoll.planning.reconcile import EndMoved, ReleaseRequested
 from atoll.planning.resolve import CreateRequest
@@ -125,6 +126,9 @@ class Sandboxes:
         policy = self.classes[found.spec.class_name]
         if timeout_s > policy.timeout_s_max:
             raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {policy.timeout_s_max} s")
+        if timeout_s <= 0 and not only_extend and found.spec.on_end is OnEnd.KILL:
+            # Now means now: the way over the agent would leave it reachable for a moment after the answer.
+            return await self.release(caller, sandbox_id, reason=Code.END_REACHED)
         now = self.clock.now()
         end_at = now + max(0.0, timeout_s)
         if only_extend and found.end_at is not None and end_at <= found.end_at:
