@@ -67,7 +67,7 @@ def test_environment_inside(make, product) -> None:
     sandbox = make(envs={"GREETING": "hello 'quoted' $x", "EMPTY": "", "UNI": "дом"})
     assert sandbox.commands.run('printf "%s|%s|%s" "$GREETING" "${EMPTY-unset}" "$UNI"').stdout == "hello 'quoted' $x||дом"
     assert sandbox.commands.run("printf %s $GREETING2", envs={"GREETING2": "per-command"}).stdout == "per-command"
-    assert sandbox.commands.run("printf %s $GREETING", envs={"GREETING": "mine wins"}).stdout == "mine wins"
+    assert sandbox.commands.run('printf %s "$GREETING"', envs={"GREETING": "mine wins"}).stdout == "mine wins"
     info = sandbox.get_info()
     team = product.call("GET", "/v1/whoami").json()["team"]["id"]
     printed = sandbox.commands.run("env | grep ^E2B_ | sort").stdout.splitlines()

@@ -28,12 +28,12 @@ def test_a_terminal(sandbox) -> None:
 
 def test_resize_reaches_the_program(sandbox) -> None:
     handle = sandbox.pty.create(PtySize(rows=24, cols=80))
-    sandbox.pty.send_stdin(handle.pid, b"trap 'echo changed $(stty size)' WINCH; echo ready\n")
+    sandbox.pty.send_stdin(handle.pid, b"trap 'echo changed $(stty size)' WINCH; echo rea$((40 + 2))dy\n")
     said: list[bytes] = []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(handle.wait, said.append)
         deadline = time.monotonic() + 15
-        while b"\r\nready" not in b"".join(said):
+        while b"rea42dy" not in b"".join(said):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         sandbox.pty.resize(handle.pid, PtySize(rows=50, cols=132))
