@@ -81,17 +81,8 @@ class Control:
 
     async def start(self) -> None:
         """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*."""
+        store, incarnation = await self._opened()
         settings, clock, dice = self.settings, self._clock, self._dice
-        if self._store is None:
-            self._store = SqliteStore(settings.database)
-        store = self._store
-        await store.write(schema.migrate)
-        new = dice(8).hex()
-        install_id, incarnation = await store.write(
-            lambda conn: schema.deployment(conn, install_id=settings.install_id, incarnation=new, now=clock.now())
-        )
-        if install_id != settings.install_id:
-            raise Bug(Code.INTERNAL, f"this database belongs to install {install_id}, not {settings.install_id}")
         tokens = Tokens(root=_key(settings.secrets / "token.key"), signing=_signing(settings.secrets / "guest-ed25519"))
         self._routes = routes.Routes(tokens, edge_token=(settings.secrets / "edge.token").read_text().strip(), incarnation=incarnation)
         hub, directory = Hub(), Directory()
@@ -99,26 +90,8 @@ class Control:
         self.reconciler = reconciler = Reconciler(
             store=store, clock=clock, dice=dice, hub=hub, directory=directory, routes=self._routes, ends=Ends(), deadlines=asyncio.Event()
         )
-        self.keys = keys = Keys(store=store, clock=clock, dice=dice, defaults=settings.teams)
-        await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
-        await store.read(directory.load)
-        self._routes.load(await store.read(stored.reachable))
-        templates, consoles = Templates(store), Consoles(hub=hub, dice=dice)
-        sandboxes = Sandboxes(
-            store=store,
-            clock=clock,
-            dice=dice,
-            hub=hub,
-            reconciler=reconciler,
-            orders=orders,
-            templates=templates,
-            consoles=consoles,
-            classes=settings.classes,
-            default_class=settings.default_class,
-            limits=settings.limits,
-        )
-        self.service = Facade(store=store, clock=clock, keys=keys, sandboxes=sandboxes, templates=templates, tokens=tokens)
-        self.sessions = sessions = Sessions(
+        consoles = Consoles(hub=hub, dice=dice)
+        self.sessions = Sessions(
             store=store,
             clock=clock,
             hub=hub,
@@ -128,7 +101,7 @@ class Control:
             consoles=consoles,
             incarnation=incarnation,
         )
-        self.enrollment = enrollment = Enrollment(
+        self.enrollment = Enrollment(
             store=store,
             clock=clock,
             dice=dice,
@@ -137,17 +110,56 @@ class Control:
             auto_activate=settings.auto_activate,
             hosts_max=settings.hosts_max,
         )
+        self.keys = Keys(store=store, clock=clock, dice=dice, defaults=settings.teams)
         if settings.bootstrap is not None:
-            await bootstrap.apply(settings.bootstrap, keys=keys, enrollment=enrollment)
+            await bootstrap.apply(settings.bootstrap, keys=self.keys, enrollment=self.enrollment)
+        await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
+        await store.read(directory.load)
+        self._routes.load(await store.read(stored.reachable))
+        self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles)
+        self._serve()
+
+    async def _opened(self) -> tuple[Store, str]:
+        """The store at the newest schema, and its incarnation. *Errors*: Bug when it is another install's."""
+        if self._store is None:
+            self._store = SqliteStore(self.settings.database)
+        store, new, now = self._store, self._dice(8).hex(), self._clock.now()
+        await store.write(schema.migrate)
+        install_id, incarnation = await store.write(
+            lambda conn: schema.deployment(conn, install_id=self.settings.install_id, incarnation=new, now=now)
+        )
+        if install_id != self.settings.install_id:
+            raise Bug(Code.INTERNAL, f"this database belongs to install {install_id}, not {self.settings.install_id}")
+        return store, incarnation
+
+    def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
+        templates = Templates(store)
+        sandboxes = Sandboxes(
+            store=store,
+            clock=self._clock,
+            dice=self._dice,
+            hub=hub,
+            reconciler=self.reconciler,
+            orders=orders,
+            templates=templates,
+            consoles=consoles,
+            classes=self.settings.classes,
+            default_class=self.settings.default_class,
+            limits=self.settings.limits,
+        )
+        return Facade(store=store, clock=self._clock, keys=self.keys, sandboxes=sandboxes, templates=templates, tokens=tokens)
+
+    def _serve(self) -> None:
+        settings = self.settings
         self._app = build_app(
             self.service,
             settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
             ready=lambda: self._started,
-            dice=dice,
-            extra=[(agents.PREFIX, agents.Agents(sessions, enrollment)), (routes.PREFIX, self._routes)],
+            dice=self._dice,
+            extra=[(agents.PREFIX, agents.Agents(self.sessions, self.enrollment)), (routes.PREFIX, self._routes)],
         )
-        self._spawn(deadlines.run(reconciler, clock))
-        self._spawn(retention.run(store, clock, keep_s=settings.records_kept_s))
+        self._spawn(deadlines.run(self.reconciler, self._clock))
+        self._spawn(retention.run(self.reconciler.store, self._clock, keep_s=settings.records_kept_s))
         self._started = True
 
     async def stop(self) -> None:
