@@ -196,7 +196,7 @@ class MachineDriver:
         return [Image("sha256:aa", "base")]
 
     async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
-        return b"hello from " + placement_id.encode()
+        return b"hello from " + placement_id.encode() if placement_id in self.machine.things else b""
 
 
 class MachineGuests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 import pytest
 
@@ -10,6 +11,7 @@ from atoll.base.errors import Code, Refused
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
 from atoll.drivers.port import Power
+from atoll.wire.agent import Collect
 
 A, B = "plc_aaaaaaaaaaaaaaaaaaaa", "plc_bbbbbbbbbbbbbbbbbbbb"
 
@@ -215,18 +217,33 @@ async def test_nothing_happens_between_polls(world):
     assert len(world.control.polls) - before <= 1
 
 
-async def test_the_console_is_handed_in_when_somebody_reads_it(world):
-    from atoll.wire.agent import Collect
+async def read_console(world, placement_id):
+    world.control.collect.append(Collect(id="col_1", placement_id=placement_id))
+    count = len(world.control.collected_messages)
+    world.control.news.set()
+    await world.control.until(lambda: len(world.control.collected_messages) > count)
+    answer = world.control.collected_messages[-1]
+    return answer.code or base64.b64decode(answer.console_base64)
 
+
+async def test_the_console_is_handed_in_when_somebody_reads_it(world):
     world.boot()
     world.control.want(A)
     await world.control.until_ready(A)
-    world.control.collect.append(Collect(id="col_1", placement_id=A))
-    world.control.news.set()
-    await world.control.until(lambda: len(world.control.collected_messages) == 1)
-    import base64
+    assert await read_console(world, A) == b"hello from " + A.encode()
+    assert await read_console(world, B) == Code.PLACEMENT_LOST
 
-    assert base64.b64decode(world.control.collected_messages[0].console_base64) == b"hello from " + A.encode()
+
+async def test_last_words_outlive_a_guest_that_ended_by_itself_and_no_other(world):
+    world.boot()
+    for placement_id in (A, B):
+        world.control.want(placement_id)
+    await world.control.until_ready(A, B)
+    await world.driver.on_exit(A, "exit 1")
+    world.control.want(B, Kind.ENSURE_ABSENT)
+    await world.control.until_absent(A, B)
+    assert await read_console(world, A) == b"hello from " + A.encode()
+    assert await read_console(world, B) == Code.PLACEMENT_LOST
 
 
 async def test_secrets_are_not_in_the_journal(world, tmp_path):

@@ -22,10 +22,12 @@ from atoll.agent.handshake import Guests, TcpGuests
 from atoll.agent.health import Health
 from atoll.agent.inventory import Quarantine, settle
 from atoll.agent.journal import Journal, begin_epoch
+from atoll.agent.lastwords import LastWords
 from atoll.agent.leases import Deadlines
 from atoll.agent.ledger import Ledger
 from atoll.agent.lock import Lock
 from atoll.agent.outbox import Outbox
+from atoll.agent.reserve import Reserve
 from atoll.agent.session import Exit, Host, Run, Session
 from atoll.agent.steps import Steps
 from atoll.agent.transport import Transport
@@ -70,8 +72,11 @@ class Agent:
         self._transport = transport
         self._guests = guests or TcpGuests(clock)
         self._make_alarm = alarm or _real_alarm(clock)
-        self._open_journal = journal or (lambda: Journal(config.journal_path, inline=config.journal_inline))
+        self._open_journal = journal or (
+            lambda: Journal(config.journal_path, inline=config.journal_inline, reserve=Reserve(config.reserve_path))
+        )
         self._on_answer = on_answer
+        self._last_words = LastWords(config.last_words_path)
         self._over: asyncio.Future[Exit] | None = None
         self.epoch: str | None = None
         """Of this run, once it is committed."""
@@ -106,6 +111,7 @@ class Agent:
         steps = Steps(ledger, self._drivers, self._guests, vault, clock=self._clock, dice=self._dice, parallel=self._config.parallel_max)
         executor = Executor(ledger, steps, self._dice)
         steps.on_failure = health.suspect
+        steps.on_last_words = self._last_words.keep
         async with self._opened(executor):
             self.epoch = new_id(Prefix.EPOCH, self._dice)
             earlier = await journal.write(begin_epoch(self.epoch, boot_id=ledger.boot_id))
@@ -160,14 +166,15 @@ class Agent:
         return await self._session.fetch_payloads(refs, placement_ids)
 
     async def _console(self, placement_id: str, bytes_max: int) -> bytes | None:
-        """The end of a guest's console; None when no driver has one."""
+        """The end of a guest's console, or its last words; None when nobody has any."""
         for driver in {id(d): d for d in self._drivers.values()}.values():
             try:
                 if console := await driver.console(placement_id, bytes_max=bytes_max):
                     return console[-bytes_max:]
             except (AtollError, OSError) as error:
                 log.info(events.COMMAND_FAILED, operation="console", placement_id=placement_id, message=str(error))
-        return None
+        words = self._last_words.read(placement_id)
+        return words[-bytes_max:] if words is not None else None
 
     @contextlib.asynccontextmanager
     async def _opened(self, executor: Executor) -> AsyncIterator[None]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from atoll.agent.record import BLUEPRINT, EndRule, Record
+from atoll.agent.reserve import Reserve
 from atoll.base.errors import Code, Unavailable
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
@@ -78,6 +79,8 @@ _PUT: Final = (
     f"ON CONFLICT (placement_id) DO UPDATE SET {', '.join(f'{c} = excluded.{c}' for c in _COLUMNS[1:])}"
 )
 _BATCH_MAX: Final = 256
+_RESERVE_EVERY: Final = 64
+"""Commits between two looks at the reserve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +95,16 @@ class EpochRow:
 class Journal:
     """The open journal. *Errors* of all writes: Unavailable STORE_FULL or STORE_UNAVAILABLE; then nothing of the job is kept."""
 
-    def __init__(self, path: Path | str, *, inline: bool = False) -> None:
+    def __init__(self, path: Path | str, *, inline: bool = False, reserve: Reserve | None = None) -> None:
         self._path = str(path)
+        self._reserve = reserve
+        self._commits = 0
         self._jobs: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
         self._inline = inline
         self._thread: threading.Thread | None = None
         self._connection = self._open()
+        if reserve is not None:
+            reserve.lay_in()
         if not inline:
             self._thread = threading.Thread(target=self._work, name="atoll-journal", daemon=True)
             self._thread.start()
@@ -107,6 +114,8 @@ class Journal:
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
+            # 1 MiB: the reserve has to cover a whole log, and moving so little is not felt.
+            connection.execute("PRAGMA wal_autocheckpoint=256")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
@@ -151,7 +160,19 @@ class Journal:
             future.set_result(result)
         except Exception as error:  # noqa: BLE001 - whoever waits for the job gets it
             _roll_back(self._connection)
+            if self._has_room(error):
+                self._commit_alone(job, future)
+                return
             future.set_exception(_weather(error, self._path))
+
+    def _has_room(self, error: Exception) -> bool:
+        """Whether a full disk has just got room again, by giving up the reserve: then the same can be tried once more."""
+        return self._reserve is not None and _is_full(error) and self._reserve.give_up()
+
+    def _look_after_reserve(self) -> None:
+        self._commits += 1
+        if self._reserve is not None and self._commits % _RESERVE_EVERY == 0:
+            self._reserve.lay_in()
 
     def _work(self) -> None:
         while (first := self._jobs.get()) is not None:
@@ -171,6 +192,9 @@ class Journal:
             self._connection.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - whoever waits for the job gets it
             _roll_back(self._connection)
+            if self._has_room(error):
+                self._commit_together(batch)
+                return
             if len(batch) > 1:
                 # One bad job must not take the others with it.
                 for item in batch:
@@ -180,6 +204,7 @@ class Journal:
             return
         for (_, future), result in zip(batch, results, strict=True):
             _tell(future, _finish, result)
+        self._look_after_reserve()
 
 
 def _tell(future: asyncio.Future[object], how: Callable[[asyncio.Future[object], Any], None], what: object) -> None:
@@ -206,8 +231,13 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 def _weather(error: Exception, path: str) -> Exception:
     if not isinstance(error, sqlite3.Error):
         return error
-    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    return Unavailable(Code.STORE_FULL if full else Code.STORE_UNAVAILABLE, f"the journal {path}: {error}")
+    return Unavailable(Code.STORE_FULL if _is_full(error) else Code.STORE_UNAVAILABLE, f"the journal {path}: {error}")
+
+
+def _is_full(error: Exception) -> bool:
+    """SQLite says FULL for a write that met ENOSPC, and for some (the WAL's index, a sync) only that I/O failed."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and (code == sqlite3.SQLITE_FULL or code & 0xFF == sqlite3.SQLITE_IOERR)
 
 
 def put_record(record: Record) -> Job[None]:

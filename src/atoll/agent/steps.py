@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from atoll.agent.backoff import Backoff
 from atoll.agent.handshake import Guests, init_of
+from atoll.agent.lastwords import worth_keeping
 from atoll.agent.ledger import Ledger
 from atoll.agent.record import EndedBy, Goal, Record, exited, order_of, seen
 from atoll.agent.vault import Vault
@@ -64,6 +65,7 @@ class Steps:
         self.inherited: set[str] = set()
         self.spawn: Spawn | None = None
         self.on_failure: Callable[[Code], None] = lambda _code: None
+        self.on_last_words: Callable[[str, bytes], None] = lambda _placement_id, _console: None
         self.on_gone: Callable[[str], None] = lambda _placement_id: None
 
     async def carry_out(self, wanted: Goal, record: Record) -> None:
@@ -190,6 +192,8 @@ class Steps:
     async def _take_down(self, record: Record) -> None:
         placement_id = record.placement_id
         self._vault.drop(placement_id)
+        if worth_keeping(record):
+            await self._keep_last_words(record)
         backoff = Backoff(self._dice, first_s=0.1, most_s=30.0)
         while True:
             async with self._removals:
@@ -205,6 +209,12 @@ class Steps:
         await self._ledger.change(placement_id, gone)
         self.inherited.discard(placement_id)
         self.on_gone(placement_id)
+
+    async def _keep_last_words(self, record: Record) -> None:
+        driver = self._drivers.get(record.blueprint.spec.isolation) if record.blueprint else None
+        if driver is not None:
+            with contextlib.suppress(AtollError, OSError):
+                self.on_last_words(record.placement_id, await driver.console(record.placement_id))
 
     async def _remove(self, record: Record) -> list[str]:
         """Remove what there is of it, and name what is left. Every driver is asked when it is not known whose it was."""
