@@ -14,10 +14,10 @@ import (
 type sandboxError struct {
 	SandboxID       string `json:"sandboxId,omitempty"`
 	Message         string `json:"message"`
+	Path            string `json:"path,omitempty"`
 	Port            int    `json:"port,omitempty"`
 	Code            int    `json:"code"`
 	ConnectionLimit int    `json:"connectionLimit,omitempty"`
-	Path            string `json:"path,omitempty"`
 }
 
 func notFound(id string) sandboxError {

@@ -74,12 +74,13 @@ func (e *Edge) serveAPI(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x := newExchange(r.Context(), w, r, r.URL, &e.metrics.bytesOut)
+	defer x.finish()
 	x.out.URL.Scheme, x.out.URL.Host = e.api.base.Scheme, e.api.base.Host
 	x.before = func(response *http.Response) { e.hold(r.Context(), response) }
 	forwarded(x.out.Header, r)
 	response, err := e.api.send(x)
 	if err != nil {
-		if r.Context().Err() != nil {
+		if x.departed() {
 			panic(http.ErrAbortHandler)
 		}
 		e.metrics.apiFailed.Add(1)
@@ -182,7 +183,7 @@ func changes(values []string) map[string]int64 {
 		for pair := range strings.SplitSeq(value, ",") {
 			id, text, found := strings.Cut(strings.TrimSpace(pair), ":")
 			revision, err := strconv.ParseInt(text, 10, 64)
-			if found && err == nil && validID(id) && len(pairs) < 256 {
+			if found && err == nil && revision >= 0 && validID(id) && len(pairs) < 256 {
 				pairs[id] = max(pairs[id], revision)
 			}
 		}

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"atoll.local/native/internal/node"
 )
 
 // trip sends a request on its way; it is http.RoundTripper's method.
@@ -30,6 +32,11 @@ type exchange struct {
 	// ending, if set, is told what to call when the placement ends while the answer is delivered.
 	ending func(abort func())
 
+	// The connection is watched while it may break under a request whose body is still to come.
+	conn   atomic.Pointer[node.Conn]
+	broken func()
+	shared bool // other requests use the connection at the same time; the transport then watches it itself
+
 	mu       sync.Mutex
 	answered bool // the final head is being written: no more 1xx
 }
@@ -38,6 +45,7 @@ func newExchange(ctx context.Context, w http.ResponseWriter, r *http.Request, to
 	x := &exchange{writer: w, in: r, moved: moved}
 	header, upgrade := onward(r.Header)
 	x.upgrade = upgrade
+	x.broken = x.interrupt
 	location := *to
 	x.out = (&http.Request{
 		Method:        r.Method,
@@ -48,9 +56,11 @@ func newExchange(ctx context.Context, w http.ResponseWriter, r *http.Request, to
 		Header:        header,
 		Host:          r.Host,
 		ContentLength: r.ContentLength,
-	}).WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: x.interim}))
+	}).WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		Got1xxResponse: x.interim, GotConn: x.watch,
+	}))
 	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
-		x.out.Body = &oneBody{ReadCloser: r.Body}
+		x.out.Body = &oneBody{ReadCloser: r.Body, controller: http.NewResponseController(w)}
 		// The map is shared on purpose: the server fills in the values when the body has ended, the transport reads
 		// them then.
 		x.out.Trailer = r.Trailer
@@ -58,10 +68,16 @@ func newExchange(ctx context.Context, w http.ResponseWriter, r *http.Request, to
 	return x
 }
 
-// oneBody is the client's body, which the transport may close but which belongs to the server.
+// oneBody is the client's body, which the transport may close but which belongs to the server. A read of it can be
+// interrupted: while the transport waits for more of it, it tells nobody that its connection has broken.
 type oneBody struct {
 	io.ReadCloser
-	touched atomic.Bool
+	controller *http.ResponseController
+	touched    atomic.Bool
+
+	mu          sync.Mutex
+	interrupted bool
+	over        bool
 }
 
 func (b *oneBody) Read(p []byte) (int, error) {
@@ -71,10 +87,71 @@ func (b *oneBody) Read(p []byte) (int, error) {
 
 func (b *oneBody) Close() error { return nil }
 
+func (b *oneBody) interrupt() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	// Under the lock: a response writer must not be touched once its handler has returned.
+	if !b.over && !b.interrupted {
+		b.interrupted = true
+		_ = b.controller.SetReadDeadline(longAgo)
+	}
+}
+
+// body returns the request's body, or nil when it has none.
+func (x *exchange) body() *oneBody {
+	body, _ := x.out.Body.(*oneBody)
+	return body
+}
+
 // untouched is true when nothing of the request's body has been read, so that it can be sent elsewhere.
 func (x *exchange) untouched() bool {
-	body, ok := x.out.Body.(*oneBody)
-	return !ok || !body.touched.Load()
+	body := x.body()
+	return body == nil || !body.touched.Load()
+}
+
+// interrupt makes the transport stop waiting for the request's body. The answer can still be written.
+func (x *exchange) interrupt() {
+	if body := x.body(); body != nil {
+		body.interrupt()
+	}
+}
+
+// departed is true when the client has gone. Its context alone does not say: an interrupted read ends that, too.
+func (x *exchange) departed() bool {
+	if x.in.Context().Err() == nil {
+		return false
+	}
+	body := x.body()
+	if body == nil {
+		return true
+	}
+	body.mu.Lock()
+	defer body.mu.Unlock()
+	return !body.interrupted
+}
+
+// finish must be called before the handler returns.
+func (x *exchange) finish() {
+	body := x.body()
+	if body == nil {
+		return
+	}
+	body.mu.Lock()
+	body.over = true
+	body.mu.Unlock()
+	if conn := x.conn.Swap(nil); conn != nil {
+		conn.Unwatch(&x.broken)
+	}
+}
+
+// watch is told which connection the request goes over.
+func (x *exchange) watch(got httptrace.GotConnInfo) {
+	if conn, ok := got.Conn.(*node.Conn); ok && x.body() != nil && !x.shared {
+		if old := x.conn.Swap(conn); old != nil {
+			old.Unwatch(&x.broken)
+		}
+		conn.Watch(&x.broken)
+	}
 }
 
 // interim passes 1xx answers on. 100 is not: the server sends it when the transport starts to read the body.
@@ -232,10 +309,11 @@ func pump(to io.Writer, from io.Reader, wrote func(n int) error) error {
 	}
 }
 
+var longAgo = time.Unix(1, 0)
+
 // cut makes every read and write of the client's side fail now. It must not be called after the handler has returned.
 func cut(w http.ResponseWriter) {
 	controller := http.NewResponseController(w)
-	past := time.Unix(1, 0)
-	_ = controller.SetWriteDeadline(past)
-	_ = controller.SetReadDeadline(past)
+	_ = controller.SetWriteDeadline(longAgo)
+	_ = controller.SetReadDeadline(longAgo)
 }

@@ -148,18 +148,20 @@ func (e *Edge) carry(w http.ResponseWriter, r *http.Request, t target, found *en
 		e.metrics.open.Add(-1)
 	}()
 	x := newExchange(ctx, w, r, t.url, &e.metrics.bytesOut)
+	defer x.finish()
+	lease.OnEnd(x.interrupt)
 	port, wire := t.port, node.HTTP1
 	if forGuest(route, port) {
 		port = route.GuestPort
 	} else {
 		dress(x.out, r, route, port)
 		if r.ProtoMajor == 2 && isGRPC(r.Header) {
-			wire = node.H2C
+			wire, x.shared = node.H2C, true
 		}
 	}
 	response, err := x.send(func(out *http.Request) (*http.Response, error) { return placement.RoundTrip(out, port, wire) })
 	if err != nil {
-		if r.Context().Err() != nil {
+		if x.departed() {
 			panic(http.ErrAbortHandler) // the client has gone: nobody is there to be told
 		}
 		refusal, retry = e.explain(err, route, t.port)

@@ -3,6 +3,7 @@ package node
 import (
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // Conn is a connection into a placement. It keeps what *net.TCPConn can do (half close, ReadFrom).
@@ -11,6 +12,26 @@ type Conn struct {
 	placement *Placement
 	once      sync.Once
 	early     []byte // bytes that came together with a tunnel's handshake
+	watcher   atomic.Pointer[func()]
+	closed    atomic.Bool
+}
+
+// Watch has a function called once when the connection is closed, from whichever side; at once, if it is already. The
+// transport cannot tell a request that its connection broke while it waits for more of the request's body.
+func (c *Conn) Watch(broken *func()) {
+	c.watcher.Store(broken)
+	if c.closed.Load() {
+		c.tell()
+	}
+}
+
+// Unwatch takes back a Watch. It leaves alone what a later user of the connection has set.
+func (c *Conn) Unwatch(broken *func()) { c.watcher.CompareAndSwap(broken, nil) }
+
+func (c *Conn) tell() {
+	if broken := c.watcher.Swap(nil); broken != nil {
+		(*broken)()
+	}
 }
 
 // adopt takes a fresh connection into the placement's care, or closes it when the placement has ended meanwhile.
@@ -50,5 +71,8 @@ func (c *Conn) Close() error {
 		delete(p.conns, c)
 		p.mu.Unlock()
 	})
-	return c.TCPConn.Close()
+	err := c.TCPConn.Close()
+	c.closed.Store(true)
+	c.tell()
+	return err
 }
