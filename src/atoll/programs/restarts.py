@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 FIRST_DELAY_S: Final = 0.25
-DELAY_S_MAX: Final = 15.0
-FORGIVEN_AFTER_S: Final = 60.0
+DELAY_S_MAX: Final = 5.0
+FORGIVEN_AFTER_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
