@@ -94,7 +94,7 @@ func (m *Meter) cpuUsed(cpus float64) float64 {
 // cpus is how many cores may be used: those of the machine, or fewer by the cgroup's quota.
 func (m *Meter) cpus() float64 {
 	machine := float64(runtime.NumCPU())
-	quota, period := math.NaN(), math.NaN()
+	var quota, period float64
 	if words := fields(m.cgroup, "cpu.max"); len(words) == 2 {
 		quota, period = number(words[0]), number(words[1])
 	} else {

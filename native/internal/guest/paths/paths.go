@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"atoll.local/native/internal/guest/users"
 )
@@ -56,10 +57,7 @@ func EnsureDirs(dir string, uid, gid int) error {
 		}
 		return nil
 	}
-	if !errors.Is(err, os.ErrNotExist) {
-		if errors.Is(err, errNotDir) {
-			return NotDirectoryError{filepath.Dir(dir)}
-		}
+	if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("failed to stat directory: %w", err)
 	}
 	if parent := filepath.Dir(dir); parent != dir {

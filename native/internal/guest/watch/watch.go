@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -75,6 +76,7 @@ type Watcher struct {
 	moved *movedFrom
 
 	closing sync.Once
+	closed  atomic.Bool
 }
 
 // movedFrom is a directory that left its place with the last event; the next may say where it went.
@@ -111,13 +113,18 @@ func New(root string, recursive bool, sink func([]Event)) (*Watcher, error) {
 }
 
 // Close ends the watch and a Run that waits.
-func (w *Watcher) Close() { w.closing.Do(func() { _ = w.file.Close() }) }
+func (w *Watcher) Close() {
+	w.closing.Do(func() {
+		w.closed.Store(true)
+		_ = w.file.Close()
+	})
+}
 
 // Run hands events on as they come, until the watcher is closed (os.ErrClosed) or fails.
 func (w *Watcher) Run() error {
 	for {
 		if err := w.wait(); err != nil {
-			return err
+			return w.closedOr(err)
 		}
 		if err := w.Drain(); err != nil {
 			return err
@@ -133,12 +140,20 @@ func (w *Watcher) Drain() error {
 	for w.failed == nil {
 		n, err := w.read(w.buffer)
 		if err != nil || n == 0 {
-			w.failed = err
+			w.failed = w.closedOr(err)
 			break
 		}
 		w.failed = w.process(w.buffer[:n])
 	}
 	return w.failed
+}
+
+// closedOr tells the end that Close makes from failures: the runtime's own error for it has no public name.
+func (w *Watcher) closedOr(err error) error {
+	if err != nil && w.closed.Load() {
+		return os.ErrClosed
+	}
+	return err
 }
 
 func (w *Watcher) process(raw []byte) error {
