@@ -13,6 +13,16 @@ CACHE = Path(os.environ.get("ATOLL_CACHE") or "/var/cache/atoll")
 
 
 @pytest.fixture
+def binaries():
+    return BINARIES
+
+
+@pytest.fixture
+def cache():
+    return CACHE
+
+
+@pytest.fixture
 async def oci_stand(request, tmp_path):
     """An open stand of the module's RUNTIME, or a skip that names what is missing."""
     kind = request.module.RUNTIME

@@ -9,10 +9,13 @@ shared = oci_driver(replace(config, runtime=RuntimeKind.CRUN), pool)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.crun import Crun
-from atoll.drivers.oci.driver import OciDriver
+from atoll.drivers.oci.driver import OciDriver, no_step
 from atoll.drivers.oci.runsc import Runsc
+from atoll.drivers.oci.runtime import Runtime
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.port import Mark
 from atoll.hostops import cgroups
@@ -25,9 +28,11 @@ def slot_pool(mark: Mark, *, subnet: int, size: int = SLOTS_READY, closed: tuple
     return SlotPool(Names.of(mark), subnet=subnet, size=size, closed=closed)
 
 
-def oci_driver(config: OciConfig, pool: SlotPool) -> OciDriver:
-    """A driver for `config.runtime`. Nothing happens before its `open`."""
+def oci_driver(config: OciConfig, pool: SlotPool, *, on_step: Callable[[str], None] = no_step) -> OciDriver:
+    """A driver for `config.runtime`. Nothing happens before its `open`. `on_step` is for tests: it is called between any two steps."""
+    runtime: Runtime
     if config.runtime is RuntimeKind.RUNSC:
-        return OciDriver(config, pool, Runsc(config.runsc, config.run_dir / "runsc"))
-    runtime = Crun(config.crun, config.runc, config.run_dir / "crun", cgroups.detect(), spare_disks=config.spare_disks)
-    return OciDriver(config, pool, runtime)
+        runtime = Runsc(config.runsc, config.run_dir / "runsc")
+    else:
+        runtime = Crun(config.crun, config.runc, config.run_dir / "crun", cgroups.detect(), spare_disks=config.spare_disks)
+    return OciDriver(config, pool, runtime, on_step=on_step)

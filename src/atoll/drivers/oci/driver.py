@@ -16,9 +16,9 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -58,14 +58,20 @@ class _Live:
     reason: str | None = None
 
 
-def _no_step(_name: str) -> None:
+@dataclass(slots=True)
+class _Lock:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+def no_step(_name: str) -> None:
     """Outside of tests nothing happens between two steps."""
 
 
 class OciDriver:
     """One runtime on this host. Give two of them (runsc, crun) the same pool and the same configuration otherwise."""
 
-    def __init__(self, config: OciConfig, pool: SlotPool, runtime: Runtime, *, on_step: Callable[[str], None] = _no_step) -> None:
+    def __init__(self, config: OciConfig, pool: SlotPool, runtime: Runtime, *, on_step: Callable[[str], None] = no_step) -> None:
         self._config = config
         self._names = Names.of(config.mark)
         self._pool = pool
@@ -75,7 +81,7 @@ class OciDriver:
         self._layout = cgroups.detect()
         self._view = look.View(config.state_dir, self._layout, self._names.cgroup, runtime)
         self._live: dict[str, _Live] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, _Lock] = {}
         self._on_exit: OnExit | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,21 +164,40 @@ class OciDriver:
 
     async def prepare(self, order: Order) -> None:
         async with self._lock(order.placement_id):
-            await self._prepare(order, await self._image_of(order))
+            rootfs = await self._image_of(order)
+            if not await self._clear(order):
+                await self._prepare(order, rootfs)
+
+    async def _clear(self, order: Order) -> bool:
+        """True when the order's guest runs or is prepared already; else what an earlier start or run left of it has ended.
+
+        The directory is the first thing that is made, so where there is none there is nothing else.
+        """
+        live = self._live.setdefault(order.placement_id, _Live())
+        if live.prepared == order:
+            return True
+        if live.slot is None and not self._view.directory(order.placement_id).exists():
+            return False
+        found = await self._look(order.placement_id)
+        if found.guest is not None:
+            self._watch(order.placement_id, found.guest)
+            return True
+        # The guest has ended, or another run prepared this: its namespace is gone, and the runtime's files are in the way.
+        await self._end(order.placement_id, strays=live.slot is None)
+        return False
 
     async def _image_of(self, order: Order) -> Path:
         """The root of the order's image, verified."""
         return (await self._blocking(lambda: self._images.verified(order.spec.image, order.spec.image_name))).rootfs
 
     async def _prepare(self, order: Order, rootfs: Path) -> None:
-        """Directory and record, then disk, slot and bundle. A slot of this run that is still unused is kept."""
+        """Directory and record, then disk, slot and bundle. The record names the slot before the slot names the placement."""
         live = self._live.setdefault(order.placement_id, _Live())
         egress = self._egress(order)
-        await self._blocking(lambda: self._make_directory(order))
+        slot = live.slot = await self._pool.reserve()
+        await self._blocking(lambda: self._make_directory(order, slot))
         self._step("directory")
-        slot = live.slot
-        if slot is None:
-            slot = live.slot = await self._pool.take(order.placement_id, egress)
+        await self._pool.assign(slot, order.placement_id, egress)
         self._step("slot")
         await self._blocking(lambda: self._write_bundle(order, slot, rootfs))
         live.prepared = order
@@ -182,7 +207,7 @@ class OciDriver:
         network = order.spec.network
         return Egress.of(internet=network.internet, allow=network.allow_out, deny=network.deny_out)
 
-    def _make_directory(self, order: Order) -> None:
+    def _make_directory(self, order: Order, slot: Slot) -> None:
         directory = self._view.directory(order.placement_id)
         space = os.statvfs(self._config.state_dir)
         free_mib = space.f_bavail * space.f_frsize >> 20
@@ -192,16 +217,24 @@ class OciDriver:
             )
         try:
             directory.mkdir(exist_ok=True, mode=0o700)
-            if (earlier := records.read(directory)) is None or earlier.generation != order.generation:
-                records.write(directory, self._record(order))
+            records.write(directory, self._record(order, slot))
             self._step("record")
             self._runtime.make_disk(directory, order.spec.disk_mib)
         except OSError as error:
             raise self._disk_error(error) from error
 
-    def _record(self, order: Order) -> Record:
+    def _record(self, order: Order, slot: Slot) -> Record:
         mark = self._config.mark
-        return Record(mark.install_id, mark.host_id, order.placement_id, order.sandbox_id, order.generation, str(self._config.runtime))
+        return Record(
+            install_id=mark.install_id,
+            host_id=mark.host_id,
+            placement_id=order.placement_id,
+            sandbox_id=order.sandbox_id,
+            generation=order.generation,
+            runtime=str(self._config.runtime),
+            slot=slot.number,
+            address=slot.address,
+        )
 
     def _write_bundle(self, order: Order, slot: Slot, rootfs: Path) -> None:
         directory = self._view.directory(order.placement_id)
@@ -217,7 +250,6 @@ class OciDriver:
             command=self._config.guest_command,
         )
         try:
-            records.write(directory, self._record(order).with_slot(slot.number, slot.address))
             (directory / BUNDLE).write_text(json.dumps(bundle.make(self._config.runtime, order, places)))
             (directory / PID_FILE).unlink(missing_ok=True)
         except OSError as error:
@@ -226,18 +258,13 @@ class OciDriver:
     async def start(self, order: Order) -> Seen:
         async with self._lock(order.placement_id):
             live = self._live.setdefault(order.placement_id, _Live())
-            if live.prepared == order:
-                # Prepared by this run: nothing of it can be running.
-                return await self._start(order, live, self._images.look_up(order.spec.image, order.spec.image_name).rootfs)
-            found = await self._look(order.placement_id)
-            if found.guest is not None:
-                self._watch(order.placement_id, found.guest)
-                return look.seen(found)
-            if live.slot is None or found.pids or found.groups or found.runtime_files:
-                # Another run's preparation, or a guest that has ended: its namespace is gone, and the runtime's files are in the way.
-                await self._end(order.placement_id, strays=True)
-            rootfs = await self._image_of(order)
-            await self._prepare(order, rootfs)
+            if live.prepared != order:
+                rootfs = await self._image_of(order)
+                if await self._clear(order):
+                    return look.seen(await self._look(order.placement_id))
+                await self._prepare(order, rootfs)
+            else:
+                rootfs = self._images.look_up(order.spec.image, order.spec.image_name).rootfs
             return await self._start(order, live, rootfs)
 
     async def _start(self, order: Order, live: _Live, rootfs: Path) -> Seen:
@@ -334,7 +361,7 @@ class OciDriver:
     async def _end_slots(self, placement_id: str, found: look.Traces) -> None:
         live = self._live.get(placement_id)
         doomed = {number: self._pool.address(number) for number in found.slots}
-        if found.record is not None and found.record.slot is not None and found.record.address is not None:
+        if found.record is not None:
             # By the record alone it may be somebody else's by now: slot numbers come round again.
             owner = (await self._blocking(self._pool.existing)).get(found.record.slot)
             if owner in (None, placement_id):
@@ -365,7 +392,6 @@ class OciDriver:
                 text = ", ".join(left) or "nothing is left"
                 raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {text} ({'; '.join(failures)})")
             self._live.pop(placement_id, None)
-        self._locks.pop(placement_id, None)
 
     def _remove_directory(self, placement_id: str) -> None:
         directory = self._view.directory(placement_id)
@@ -529,9 +555,18 @@ class OciDriver:
 
     # -- small things
 
-    def _lock(self, placement_id: str) -> asyncio.Lock:
-        """One verb at a time for a placement."""
-        return self._locks.setdefault(placement_id, asyncio.Lock())
+    @contextlib.asynccontextmanager
+    async def _lock(self, placement_id: str) -> AsyncIterator[None]:
+        """One verb at a time for a placement; the last one to leave takes the lock away."""
+        lock = self._locks.setdefault(placement_id, _Lock())
+        lock.users += 1
+        try:
+            async with lock.lock:
+                yield
+        finally:
+            lock.users -= 1
+            if lock.users == 0:
+                self._locks.pop(placement_id, None)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=f"{self._capabilities.name}: {name}")

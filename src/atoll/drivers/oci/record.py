@@ -1,13 +1,13 @@
 """The record of a placement: the file that says what a directory below `sandboxes/` is for.
 
-Written before anything else of a placement is made, renamed into place, and replaced when the slot changes. It is a hint for cleaning
+Written before anything else of a placement is made, renamed into place, and replaced when the placement gets another slot. It is a hint for cleaning
 up and for finding the guest's address; whether something runs is read from the machine.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ FILE: Final = "placement.json"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One placement's record. `slot` and `address` are None until prepare has taken one."""
+    """One placement's record."""
 
     install_id: str
     host_id: str
@@ -24,12 +24,8 @@ class Record:
     sandbox_id: str
     generation: int
     runtime: str
-    slot: int | None = None
-    address: str | None = None
-    boot_id: str = ""
-
-    def with_slot(self, slot: int, address: str) -> Record:
-        return replace(self, slot=slot, address=address)
+    slot: int
+    address: str
 
 
 def write(directory: Path, record: Record) -> None:

@@ -146,14 +146,19 @@ class SlotPool:
 
     # -- for drivers
 
-    async def take(self, placement_id: str, egress: Egress) -> Slot:
-        """A slot for this placement, its egress opened as told; made now when none is ready.
+    async def reserve(self) -> Slot:
+        """A slot that nobody else gets; made now when none is ready. It is closed and unnamed until `assign`.
 
         *Errors*: Refused(INSUFFICIENT_SLOTS) when all numbers are used, OSError of the kernel.
         """
-        ready = self._ready.popleft() if self._ready else None
+        slot = self._ready.popleft() if self._ready else await self._in_thread(self._make)
+        self._in_use[slot.number] = slot
         self._refill_wanted.set()
-        return await self._in_thread(lambda: self._take(ready, placement_id, egress))
+        return slot
+
+    async def assign(self, slot: Slot, placement_id: str, egress: Egress) -> None:
+        """Write the placement's name on a reserved slot and open its egress as told."""
+        await self._in_thread(lambda: self._assign(slot, placement_id, egress))
 
     async def settle(self, slot: Slot) -> None:
         """The sandbox's own processes hold the namespace now: let go of it."""
@@ -371,19 +376,10 @@ class SlotPool:
             ]
         )
 
-    def _take(self, ready: Slot | None, placement_id: str, egress: Egress) -> Slot:
-        slot = ready or self._make()
-        try:
-            self._route.ask(links.set_alias(slot.link, placement_id))
-            if opened := ruleset.egress_elements(self.names, "add", slot.address, egress):
-                self._need_nft().run(opened)
-        except BaseException:
-            self._close_fd(slot)
-            with contextlib.suppress(OSError):
-                self._remove(slot.number, slot.address)
-            raise
-        self._in_use[slot.number] = slot
-        return slot
+    def _assign(self, slot: Slot, placement_id: str, egress: Egress) -> None:
+        self._route.ask(links.set_alias(slot.link, placement_id))
+        if opened := ruleset.egress_elements(self.names, "add", slot.address, egress):
+            self._need_nft().run(opened)
 
     def _remove(self, number: int, address: str) -> None:
         with Socket() as route:
@@ -399,9 +395,7 @@ class SlotPool:
         Elements are read first: an interface appears before its elements, so one that is found without an interface has lost it.
         """
         found = [
-            (name, text)
-            for name in ruleset.SETS
-            for text in map(ruleset.element_text, self._need_nft().elements(self.names.table, name))
+            (name, text) for name in ruleset.SETS for text in map(ruleset.element_text, self._need_nft().elements(self.names.table, name))
         ]
         present = {address_of(self._subnet, number) for number in self.existing()}
         doomed = "".join(ruleset.drop_elements(self.names, name, [text]) for name, text in found if not present & set(text.split(" . ")))

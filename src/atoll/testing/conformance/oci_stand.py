@@ -10,7 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from atoll.base.ids import Prefix, new_id
 from atoll.domain.spec import Isolation, Spec
 from atoll.drivers.oci.build import oci_driver, slot_pool
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
-from atoll.drivers.oci.driver import OciDriver
+from atoll.drivers.oci.driver import OciDriver, no_step
 from atoll.drivers.oci.slots import SlotPool, gateway_of
 from atoll.drivers.port import Driver, Mark, Order, Seen
 from atoll.images.cache import CachedImage, ImageCache, count
@@ -61,15 +61,27 @@ class OciStand:
 
     memory_mib_min = 256
 
-    def __init__(self, kind: RuntimeKind, home: Path, *, binaries: Path, cache: Path) -> None:
+    def __init__(
+        self,
+        kind: RuntimeKind,
+        home: Path,
+        *,
+        binaries: Path,
+        cache: Path,
+        identity: tuple[Mark, int] | None = None,
+        on_step: Callable[[str], None] = no_step,
+    ) -> None:
+        """`identity`: mark and subnet of an instance that exists already, in the same home."""
         self._home = home
-        self._subnet = free_subnet()
+        self._on_step = on_step
+        known = identity or (Mark(new_id(Prefix.INSTALL, os.urandom), new_id(Prefix.HOST, os.urandom)), free_subnet())
+        self.mark, self._subnet = self.identity = known
         self._key = Ed25519PrivateKey.generate()
         self._image = ImageCache(cache).current("base")
         self._cache = home / "cache"
-        (self._cache / "templates").mkdir(parents=True)
-        (self._cache / "templates" / "base").symlink_to(self._image.directory.parent)
-        self.mark = Mark(new_id(Prefix.INSTALL, os.urandom), new_id(Prefix.HOST, os.urandom))
+        (self._cache / "templates").mkdir(parents=True, exist_ok=True)
+        if not (self._cache / "templates" / "base").exists():
+            (self._cache / "templates" / "base").symlink_to(self._image.directory.parent)
         self.names = Names.of(self.mark)
         self.config = OciConfig(
             runtime=kind,
@@ -92,7 +104,7 @@ class OciStand:
 
     def _make(self) -> tuple[SlotPool, OciDriver]:
         pool = slot_pool(self.mark, subnet=self._subnet, size=POOL)
-        return pool, oci_driver(self.config, pool)
+        return pool, oci_driver(self.config, pool, on_step=self._on_step)
 
     async def open(self) -> None:
         await self.driver.open(self._on_exit)
