@@ -383,8 +383,19 @@ class Agent:
             self.see(command.placement_id, **seen)
             await self.observe()
 
+    async def catch_up(self) -> None:
+        """Finish what was taken and not reported, as a real agent does from its own database."""
+        for placement_id, revision in list(self.holds.items()):
+            command = next(c for c in reversed(self.commands) if c.placement_id == placement_id and c.desired_revision == revision)
+            seen = self.script(command)
+            if seen is not None:
+                self.see(placement_id, **seen)
+        for command in (await self.poll()).commands:
+            await self.obey(command)
+
     async def run(self) -> None:
         """Poll and obey until cancelled."""
+        await self.catch_up()
         while True:
             for command in (await self.poll(park_s=5.0)).commands:
                 await self.obey(command)

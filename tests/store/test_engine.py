@@ -284,3 +284,11 @@ async def test_a_really_full_disk(tmp_path: Path) -> None:
 async def test_a_busy_writer_answers_each_caller_with_its_own_result(store: SqliteStore) -> None:
     results = await asyncio.gather(*(store.write(lambda conn, n=n: n) for n in range(2000)))  # type: ignore[misc]
     assert results == list(range(2000))
+
+
+async def test_a_closed_store_reads_nothing(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atoll.db")
+    await store.close()
+    with pytest.raises(Unavailable) as refused:
+        await store.read(names)
+    assert refused.value.code is Code.STORE_UNAVAILABLE

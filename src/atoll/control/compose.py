@@ -80,7 +80,16 @@ class Control:
         self._store = store
 
     async def start(self) -> None:
-        """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*."""
+        """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*; Bug when it is another install's."""
+        try:
+            await self._begin()
+        except BaseException:
+            # A start that failed keeps no lock: the next one may come from this very process.
+            if self._store is not None:
+                await self._store.close()
+            raise
+
+    async def _begin(self) -> None:
         store, incarnation = await self._opened()
         settings, clock, dice = self.settings, self._clock, self._dice
         tokens = Tokens(root=_key(settings.secrets / "token.key"), signing=_signing(settings.secrets / "guest-ed25519"))

@@ -168,6 +168,10 @@ class Sandboxes:
             raise Refused(Code.REQUEST_MISMATCH, "this request id was used with another body")
         if request.wait and known.state in STARTING:
             raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running")
+        if request.wait and known.state in _ENDED and known.started_at is None:
+            # The first was answered with its failure, and whoever asks again wants another try, not a sandbox that never was.
+            await self.store.write(lambda conn: sandboxes.forget_request(conn, known.id))
+            return None
         return known
 
     async def _accept(self, caller: Caller, request: CreateRequest) -> Sandbox:

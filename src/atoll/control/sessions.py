@@ -50,6 +50,8 @@ class _Session:
     poll_seq: int = 0
     newest: asyncio.Event | None = None
     """Set when a newer poll arrives: the parked one ends."""
+    unknown: frozenset[str] = frozenset()
+    """What the agent was told that control has no row for: said again with each answer, but no news any more."""
 
 
 class Sessions:
@@ -105,7 +107,9 @@ class Sessions:
                 if overtaken.is_set():
                     raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
                 left = until - self._clock.boot()
-                if left <= _MOMENT_S or answer.commands or answer.ends or answer.forget or answer.unknown or answer.collect or acknowledged:
+                news = answer.commands or answer.ends or answer.forget or answer.collect or acknowledged
+                if left <= _MOMENT_S or news or not session.unknown.issuperset(answer.unknown):
+                    session.unknown = frozenset(answer.unknown)
                     return answer
                 await _any(work, overtaken, timeout=left)
 

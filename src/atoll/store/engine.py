@@ -136,6 +136,8 @@ class SqliteStore:
         return await asyncio.shield(future)
 
     async def read(self, work: Work[T]) -> T:
+        if self._closed:
+            raise Unavailable(Code.STORE_UNAVAILABLE, "the store is closed")
         try:
             return work(self._reader)
         except sa.exc.DBAPIError as error:
