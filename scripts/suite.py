@@ -61,6 +61,7 @@ REST: Final = (
     # Real runtimes and real instances: one at a time, or they would measure each other.
     _tests("conformance", "tests/conformance"),
     _tests("e2e", "tests/e2e"),
+    _tests("instance", "tests/instance"),
     _tests("regressions", "tests/regressions"),
 )
 GROUPS: Final = {"check": CHECK, "test": (*CHECK, *REST), "long": (*CHECK, *REST)}

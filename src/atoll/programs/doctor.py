@@ -14,6 +14,7 @@ from atoll.programs.files import read_json
 from atoll.programs.identity import living
 from atoll.programs.layout import Layout
 
+_SEVERITY: Final = {"ok": 0, "warning": 1, "failed": 2}
 BINARIES: Final = ("atoll-guest", "atoll-io", "runsc")
 
 
@@ -46,12 +47,23 @@ def examine(place: Layout) -> dict[str, Any]:
             found, isolations = asyncio.run(_host_checks(place, config))
             entries += found
             hosts = _hosts(place)
+    entries = _once(entries)
     return {
         "ok": all(entry.result != "failed" for entry in entries),
         "isolations": isolations,
         "hosts": hosts,
         "checks": [entry.shown() for entry in entries],
     }
+
+
+def _once(entries: list[Entry]) -> list[Entry]:
+    """Each check once: what both drivers look at is told once, as the worse of the two found it."""
+    worst: dict[str, Entry] = {}
+    for entry in entries:
+        known = worst.get(entry.id)
+        if known is None or _SEVERITY[entry.result] > _SEVERITY[known.result]:
+            worst[entry.id] = entry
+    return list(worst.values())
 
 
 def _root() -> Entry:

@@ -85,4 +85,4 @@ def _command(process: Path) -> str:
         words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
         return "?"
-    return b" ".join(words).decode(errors="replace")[:120] or "?"
+    return " ".join(b" ".join(words).decode(errors="replace").split())[:120] or "?"
