@@ -8,6 +8,7 @@ import pytest
 
 from atoll.base.units import ZERO, Vector
 from atoll.domain.placement import Observed
+from atoll.wire.agent import Check
 from tests.sim.world import Agent, Refusal, World, failing, obedient, silent
 
 
@@ -160,7 +161,7 @@ async def test_a_host_that_comes_later_gets_what_waits(world: World) -> None:
 async def test_a_burst_fills_a_host_exactly(world: World, agent: Agent) -> None:
     """Racing creates never overfill: eight find room, the rest are told so."""
     async with agent.at_work():
-        results = await asyncio.gather(*(world.create(**{"class": "impatient"}) for _ in range(12)), return_exceptions=True)
+        results = await asyncio.gather(*(world.create(**{"class": "brisk"}) for _ in range(12)), return_exceptions=True)
         refused = [r for r in results if isinstance(r, Refusal)]
         assert len(results) - len(refused) == 8
         assert {r.code for r in refused} == {"NO_CAPACITY"}
@@ -168,8 +169,6 @@ async def test_a_burst_fills_a_host_exactly(world: World, agent: Agent) -> None:
 
 
 async def test_a_host_that_fails_a_check_gets_nothing(world: World, agent: Agent) -> None:
-    from atoll.wire.agent import Check
-
     agent.checks = [Check(id="runtime.start", ok=False, fatal=True), Check(id="disk.speed", ok=False)]
     await agent.poll()
     with pytest.raises(Refusal) as refused:
@@ -183,7 +182,7 @@ async def test_a_host_that_fails_a_check_gets_nothing(world: World, agent: Agent
     agent.quarantined = []
     await agent.poll()
     async with agent.at_work():
-        assert (await world.create(**{"class": "impatient"}))["state"] == "ready"
+        assert (await world.create())["state"] == "ready"
 
 
 async def test_an_isolation_that_no_host_has_is_not_given_another(world: World, agent: Agent) -> None:
