@@ -48,17 +48,18 @@ class Product:
     key: str
     domain: str
     environment: dict[str, str]
+    http: httpx.Client
 
     def call(self, method: str, path: str, *, key: str | None = None, **options: Any) -> httpx.Response:
         headers = {"X-API-KEY": key or self.key, **options.pop("headers", {})}
-        return httpx.request(method, self.url + path, headers=headers, timeout=70, **options)
+        return self.http.request(method, self.url + path, headers=headers, **options)
 
     def inside(self, sandbox: Sandbox, method: str, path: str, *, port: int = 49983, token: bool = True, **options: Any) -> httpx.Response:
         """A request to a port of a sandbox, by header."""
         headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port), **options.pop("headers", {})}
         if token and sandbox._envd_access_token:
             headers.setdefault("X-Access-Token", sandbox._envd_access_token)
-        return httpx.request(method, self.sandbox_url + path, headers=headers, timeout=options.pop("timeout", 30), **options)
+        return self.http.request(method, self.sandbox_url + path, headers=headers, **options)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -128,7 +129,8 @@ def product() -> Iterator[Product]:
             patch.setenv(name, value)
         patch.delenv("E2B_DEBUG", raising=False)
         domain = values.get("E2B_DOMAIN") or values["E2B_API_URL"].removeprefix("http://").replace("127.0.0.1", "localhost")
-        yield Product(values["E2B_API_URL"], values["E2B_SANDBOX_URL"], values["E2B_API_KEY"], domain, values)
+        http = stack.enter_context(httpx.Client(timeout=70))
+        yield Product(values["E2B_API_URL"], values["E2B_SANDBOX_URL"], values["E2B_API_KEY"], domain, values, http)
 
 
 @pytest.fixture(scope="session")

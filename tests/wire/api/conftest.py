@@ -6,10 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 import yaml
@@ -29,7 +30,9 @@ class Served:
     key: str
     operator_key: str
     stranger_key: str
-    opts: dict[str, Any] = field(default_factory=dict)
+    opts: dict[str, Any]
+    http: httpx.Client
+    """One for all: making one reads the machine's certificates, which takes longer than our answer."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,8 @@ def served() -> Iterator[Served]:
         assert time.monotonic() < deadline, "the API did not start"
         time.sleep(0.01)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield Served(url, service, key, operator_key, stranger_key, {"api_key": key, "api_url": url, "sandbox_url": url})
+    with httpx.Client(base_url=url, timeout=30) as http:
+        yield Served(url, service, key, operator_key, stranger_key, {"api_key": key, "api_url": url, "sandbox_url": url}, http)
     server.should_exit = True
     thread.join(10)
 
@@ -62,4 +66,4 @@ def contract() -> dict[str, Any]:
     path = directory / "e2b" / "openapi.yml"
     if not path.is_file():
         pytest.skip(f"E2B's contract file is not at {path}; set ATOLL_CONTRACTS to the directory that holds e2b/openapi.yml")
-    return yaml.safe_load(path.read_text())
+    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

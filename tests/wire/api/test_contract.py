@@ -20,8 +20,8 @@ NOBODY = "i" + "0" * 20
 @pytest.fixture
 def validated(served, contract) -> Validated:
     def call(method: str, path: str, *, as_path: str | None = None, key: str | None = None, **options: Any) -> httpx.Response:
-        answer = httpx.request(
-            method, served.url + path, headers={"X-API-KEY": served.key if key is None else key, **options.pop("headers", {})}, **options
+        answer = served.http.request(
+            method, path, headers={"X-API-KEY": served.key if key is None else key, **options.pop("headers", {})}, **options
         )
         described = as_path or re.sub(r"/i[0-9a-z]{20}(?=/|$)", "/{sandboxID}", path.partition("?")[0])
         operation = contract["paths"][described][method.lower()]
@@ -122,9 +122,7 @@ def test_every_path_of_the_description_is_answered(served, contract) -> None:
         for method in operations:
             if method == "parameters":
                 continue
-            answer = httpx.request(
-                method.upper(), served.url + target, headers={"X-API-KEY": served.key}, json={} if method != "get" else None
-            )
+            answer = served.http.request(method.upper(), target, headers={"X-API-KEY": served.key}, json={} if method != "get" else None)
             assert answer.status_code != 405, (method, path)
             if answer.status_code == 404:
                 assert "there is no such path" not in answer.text, (method, path)

@@ -66,7 +66,7 @@ def build_app(
         exception_handlers={AtollError: _refused, RequestValidationError: _not_valid, HTTPException: _http, Exception: _unexpected},
     )
     app.include_router(sandboxes.Sandboxes(service, settings).router())
-    app.include_router(deployment.build_router(service, settings, ready))
+    app.include_router(deployment.Deployment(service, settings, ready).router())
     app.front = Front(
         service,
         settings=settings,

@@ -80,7 +80,11 @@ def send(shared):
     return call
 
 
-FUZZ: Any = settings(max_examples=200 if os.environ.get("ATOLL_TEST_MATRICES") == "full" else 10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ: Any = settings(
+    max_examples=200 if os.environ.get("ATOLL_TEST_MATRICES") == "full" else 10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)

@@ -153,26 +153,15 @@ class Sandboxes:
             cursor=asked.get("nextToken") or None,
             template=asked.get("template") or None,
         )
-        if query.template is not None:
-            known = await self._template_id(call.caller, query.template)
-            if known is None:
-                return json_answer(200, [], ((b"x-total-running", b"0"),))
-            query = replace(query, template=known)
+        if query.template is not None and ":" in query.template:
+            raise Refused(Code.INVALID_REQUEST, "template takes an id or an alias, without a tag")
         page = await self.service.find(call.caller, query)
-        headers: Headers = ((b"x-total-running", b"%d" % page.total_running),)
+        headers: Headers = ()
+        if not query.states or query.states & answers.RUNNING:
+            headers = ((b"x-total-running", b"%d" % page.total_running),)
         if page.next_cursor is not None:
             headers += ((b"x-next-token", page.next_cursor.encode()),)
         return json_answer(200, [answers.sandbox_listed(one, client_id=self.settings.client_id) for one in page.items], headers)
-
-    async def _template_id(self, caller: Caller, reference: str) -> str | None:
-        if ":" in reference:
-            raise Refused(Code.INVALID_REQUEST, "template takes an id or an alias, without a tag")
-        try:
-            return (await self.service.template(caller, reference)).id
-        except Refused as error:
-            if error.code is Code.TEMPLATE_NOT_FOUND:
-                return None
-            raise
 
     async def kill(self, call: Call) -> Answer:
         given = sandbox_id(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
@@ -18,60 +19,75 @@ from atoll.domain.tenancy import Role
 Reference = Annotated[str, Path(max_length=256)]
 
 
-def build_router(service: Service, settings: ApiSettings, ready: Callable[[], bool]) -> APIRouter:
-    """The routes."""
-    router = APIRouter(prefix="/v1", responses=FAILURES)
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """The handlers and their routes."""
 
-    @router.get("/templates", operation_id="listTemplates", response_model=models.TemplateList, tags=["templates"])
-    async def templates(caller: Who) -> Response:
+    service: Service
+    settings: ApiSettings
+    ready: Callable[[], bool]
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1", responses=FAILURES)
+        for method, path, handler, operation_id, model, tag in (
+            ("GET", "/templates", self.templates, "listTemplates", models.TemplateList, "templates"),
+            ("GET", "/templates/{reference}", self.template, "getTemplate", models.Template, "templates"),
+            ("GET", "/hosts", self.hosts, "listHosts", models.HostList, "hosts"),
+            ("GET", "/hosts/{reference}", self.host, "getHost", models.Host, "hosts"),
+            ("GET", "/keys", self.keys, "listKeys", models.KeyList, "keys"),
+            ("POST", "/keys", self.create_key, "createKey", models.MadeKey, "keys"),
+            ("DELETE", "/keys/{key_id}", self.revoke_key, "revokeKey", models.Key, "keys"),
+            ("GET", "/whoami", self.whoami, "whoami", models.Whoami, "keys"),
+            ("GET", "/status", self.status, "getStatus", models.Status, "hosts"),
+        ):
+            status = 201 if method == "POST" else 200
+            router.add_api_route(
+                path, handler, methods=[method], operation_id=operation_id, response_model=model, tags=[tag], status_code=status
+            )
+        return router
+
+    async def templates(self, caller: Who) -> Response:
         """The templates that this key can use."""
-        return respond(200, {"items": [answers.template(one) for one in await service.templates(caller)]})
+        return respond(200, {"items": [answers.template(one) for one in await self.service.templates(caller)]})
 
-    @router.get("/templates/{reference}", operation_id="getTemplate", response_model=models.Template, tags=["templates"])
-    async def template(caller: Who, reference: Reference) -> Response:
+    async def template(self, caller: Who, reference: Reference) -> Response:
         """One template, by id or alias."""
-        return respond(200, answers.template(await service.template(caller, reference)))
+        return respond(200, answers.template(await self.service.template(caller, reference)))
 
-    @router.get("/hosts", operation_id="listHosts", response_model=models.HostList, tags=["hosts"])
-    async def hosts(caller: Who) -> Response:
+    async def hosts(self, caller: Who) -> Response:
         """The hosts and what is used of them; for operators."""
-        return respond(200, {"items": [answers.host(one) for one in await service.hosts(caller)]})
+        return respond(200, {"items": [answers.host(one) for one in await self.service.hosts(caller)]})
 
-    @router.get("/hosts/{reference}", operation_id="getHost", response_model=models.Host, tags=["hosts"])
-    async def host(caller: Who, reference: Reference) -> Response:
+    async def host(self, caller: Who, reference: Reference) -> Response:
         """One host, by id or name; for operators."""
-        return respond(200, answers.host(await service.host(caller, reference)))
+        return respond(200, answers.host(await self.service.host(caller, reference)))
 
-    @router.get("/keys", operation_id="listKeys", response_model=models.KeyList, tags=["keys"])
-    async def keys(caller: Who) -> Response:
+    async def keys(self, caller: Who) -> Response:
         """The team's keys, without the keys themselves; revoked ones too."""
-        return respond(200, {"items": [answers.key(one) for one in await service.keys(caller)]})
+        return respond(200, {"items": [answers.key(one) for one in await self.service.keys(caller)]})
 
-    @router.post("/keys", operation_id="createKey", status_code=201, response_model=models.MadeKey, tags=["keys"])
-    async def create_key(caller: Who, body: models.NewKey) -> Response:
+    async def create_key(self, caller: Who, body: models.NewKey) -> Response:
         """Make a key. It is in this answer and nowhere else."""
-        made = await service.create_key(caller, name=body.name, role=Role(body.role), team=body.team)
+        made = await self.service.create_key(caller, name=body.name, role=Role(body.role), team=body.team)
         return respond(201, {"key": answers.key(made.client), "secret": made.key.reveal()})
 
-    @router.delete("/keys/{key_id}", operation_id="revokeKey", response_model=models.Key, tags=["keys"])
-    async def revoke_key(caller: Who, key_id: Annotated[str, Path(max_length=128)]) -> Response:
+    async def revoke_key(self, caller: Who, key_id: Reference) -> Response:
         """Refuse this key from now on."""
-        return respond(200, answers.key(await service.revoke_key(caller, key_id)))
+        return respond(200, answers.key(await self.service.revoke_key(caller, key_id)))
 
-    @router.get("/whoami", operation_id="whoami", response_model=models.Whoami, tags=["keys"])
-    async def whoami(caller: Who) -> Response:
+    async def whoami(self, caller: Who) -> Response:
         """Whose key this is."""
         return respond(200, answers.whoami(caller))
 
-    @router.get("/status", operation_id="getStatus", response_model=models.Status, tags=["hosts"])
-    async def status(caller: Who) -> Response:
+    async def status(self, caller: Who) -> Response:
         """The deployment in numbers; for operators."""
-        views = await service.hosts(caller)
+        views = await self.service.hosts(caller)
         body = {
-            "version": settings.version,
-            "installId": settings.install_id,
-            "domain": settings.domain,
-            "ready": ready(),
+            "version": self.settings.version,
+            "installId": self.settings.install_id,
+            "domain": self.settings.domain,
+            "ready": self.ready(),
             "hosts": {
                 "total": len(views),
                 "active": sum(view.host.admin is Admin.ACTIVE for view in views),
@@ -82,5 +98,3 @@ def build_router(service: Service, settings: ApiSettings, ready: Callable[[], bo
             "sandboxes": sum(view.sandboxes for view in views),
         }
         return respond(200, body)
-
-    return router

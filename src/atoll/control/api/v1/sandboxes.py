@@ -134,7 +134,7 @@ class Sandboxes:
             scope=asked.scope,
             states=_states(asked.state),
             metadata=_metadata(asked.metadata),
-            template=(await self.service.template(caller, asked.template)).id if asked.template else None,
+            template=asked.template or None,
             started_after=read_moment(asked.started_after, "startedAfter"),
             ascending=asked.order == "asc",
             limit=asked.limit,
