@@ -159,8 +159,8 @@ def test_claims_in_gold() -> None:
 SECRETS = {
     "agent/enroll": ["one-use"],
     "agent/enrolled": ["hk_0123456789abcdef"],
-    "agent/poll_answer": ["ea_0123456789abcdef", "Grüße", "header.claims.signature"],
-    "agent/payloads": ["ea_0123456789abcdef", "Grüße", "header.claims.signature"],
+    "agent/poll_answer": ["ea_fedcba9876543210", "Grüße", "header.claims.signature"],
+    "agent/payloads": ["ea_fedcba9876543210", "Grüße", "header.claims.signature"],
 }
 
 
