@@ -242,12 +242,25 @@ func (x *exchange) pour(response *http.Response) error {
 			return err
 		}
 	}
-	return pump(x.writer, response.Body, func(n int) error {
-		x.moved.Add(int64(n))
-		if left -= int64(n); left == 0 {
+	send := func(piece []byte) error {
+		if _, err := x.writer.Write(piece); err != nil {
+			return err
+		}
+		x.moved.Add(int64(len(piece)))
+		if left -= int64(len(piece)); left == 0 {
 			return nil
 		}
 		return controller.Flush()
+	}
+	conn := connOf(x.in.Context())
+	if conn == nil || x.in.ProtoMajor != 1 || left >= 0 {
+		return pump(response.Body, send)
+	}
+	return pump(response.Body, func(piece []byte) error {
+		if len(piece) <= serverBuffer {
+			return send(piece)
+		}
+		return conn.gather(func() error { return send(piece) })
 	})
 }
 
@@ -263,8 +276,8 @@ var (
 	largeBuffers = sync.Pool{New: func() any { return new([largeBuffer]byte) }}
 )
 
-// pump copies until from ends; wrote, if set, is called after each piece.
-func pump(to io.Writer, from io.Reader, wrote func(n int) error) error {
+// pump sends what it reads, piece by piece, until from ends.
+func pump(from io.Reader, send func(piece []byte) error) error {
 	small := smallBuffers.Get().(*[smallBuffer]byte)
 	defer smallBuffers.Put(small)
 	var large *[largeBuffer]byte
@@ -279,13 +292,8 @@ func pump(to io.Writer, from io.Reader, wrote func(n int) error) error {
 	for {
 		n, err := from.Read(buffer)
 		if n > 0 {
-			if _, err := to.Write(buffer[:n]); err != nil {
+			if err := send(buffer[:n]); err != nil {
 				return err
-			}
-			if wrote != nil {
-				if err := wrote(n); err != nil {
-					return err
-				}
 			}
 		}
 		if err == io.EOF {

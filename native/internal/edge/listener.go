@@ -24,6 +24,11 @@ type clientConn struct {
 	gate *gate
 	over bool // above the limit: it gets one answer, a 429
 	once sync.Once
+
+	mu     sync.Mutex
+	corked bool
+	pieces net.Buffers
+	copies []byte
 }
 
 func newGate(listener net.Listener, limit int, m *metrics) *gate {
@@ -79,13 +84,58 @@ func (g *gate) closeAll() {
 	}
 }
 
-type overKey struct{}
+type connKey struct{}
 
-func markOver(ctx context.Context, conn net.Conn) context.Context {
-	if client, ok := conn.(*clientConn); ok && client.over {
-		return context.WithValue(ctx, overKey{}, true)
-	}
-	return ctx
+// withConn lets a request find its connection.
+func withConn(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, conn)
 }
 
-func isOver(ctx context.Context) bool { return ctx.Value(overKey{}) != nil }
+func connOf(ctx context.Context) *clientConn {
+	conn, _ := ctx.Value(connKey{}).(*clientConn)
+	return conn
+}
+
+// gather collects what `write` writes and sends it at once. The server writes a large chunk in three pieces (what fits
+// its buffer together with the chunk's length, the rest, the chunk's end), and calls of the kernel are what a stream costs.
+//
+// A piece larger than the server's buffer is the caller's own and must not change until gather returns.
+func (c *clientConn) gather(write func() error) error {
+	c.mu.Lock()
+	c.corked = true
+	c.mu.Unlock()
+	err := write()
+	c.mu.Lock()
+	pieces := c.pieces
+	c.corked, c.pieces = false, c.pieces[:0]
+	c.mu.Unlock()
+	if err == nil && len(pieces) > 0 {
+		_, err = pieces.WriteTo(c.TCPConn)
+	}
+	c.copies = c.copies[:0]
+	return err
+}
+
+// The server's buffer (net/http, newBufioWriterSize); up to it, what is written may be overwritten afterwards.
+const serverBuffer = 4 << 10
+
+// Write writes, or keeps a piece for gather.
+func (c *clientConn) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	if !c.corked {
+		c.mu.Unlock()
+		return c.TCPConn.Write(p)
+	}
+	defer c.mu.Unlock()
+	kept := p
+	if len(p) <= serverBuffer {
+		if cap(c.copies)-len(c.copies) < len(p) {
+			c.copies = make([]byte, 0, 2*serverBuffer) // earlier pieces keep the former one
+		}
+		start := len(c.copies)
+		c.copies = append(c.copies, p...)
+		kept = c.copies[start:]
+	}
+	c.pieces = append(c.pieces, kept)
+	return len(p), nil
+}

@@ -58,7 +58,7 @@ func New(config Config, log *slog.Logger) (*Edge, error) {
 
 // ServeHTTP decides what a request is for.
 func (e *Edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if isOver(r.Context()) {
+	if conn := connOf(r.Context()); conn != nil && conn.over {
 		w.Header().Set("Connection", "close")
 		sandboxError{Message: "Too many connections", Code: http.StatusTooManyRequests}.write(w, r)
 		return
@@ -105,7 +105,7 @@ func (e *Edge) server(ctx context.Context) *http.Server {
 		MaxHeaderBytes:    limits.HeaderBytes,
 		ErrorLog:          slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ConnContext:       markOver,
+		ConnContext:       withConn,
 	}
 }
 

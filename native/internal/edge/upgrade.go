@@ -70,13 +70,9 @@ func join(outer net.Conn, early io.Reader, inner io.ReadWriteCloser, moved *atom
 		}
 	}
 	done := make(chan error, 2)
-	go func() {
-		// `early` is the server's reader: it gives what it has read ahead, then the connection itself.
-		done <- oneWay(inner, early, func(int) error { extend(); return nil })
-	}()
-	go func() {
-		done <- oneWay(outer, inner, func(n int) error { moved.Add(int64(n)); extend(); return nil })
-	}()
+	// `early` is the server's reader: it gives what it has read ahead, then the connection itself.
+	go func() { done <- oneWay(inner, early, func(int) { extend() }) }()
+	go func() { done <- oneWay(outer, inner, func(n int) { moved.Add(int64(n)); extend() }) }()
 	if err := <-done; err != nil {
 		closeBoth() // one direction is broken: the other has nobody to speak to
 	}
@@ -86,8 +82,13 @@ func join(outer net.Conn, early io.Reader, inner io.ReadWriteCloser, moved *atom
 	<-done
 }
 
-func oneWay(to io.Writer, from io.Reader, wrote func(int) error) error {
-	if err := pump(to, from, wrote); err != nil {
+func oneWay(to io.Writer, from io.Reader, wrote func(n int)) error {
+	err := pump(from, func(piece []byte) error {
+		_, err := to.Write(piece)
+		wrote(len(piece))
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	if closer, ok := to.(interface{ CloseWrite() error }); ok {
