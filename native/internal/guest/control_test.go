@@ -22,7 +22,7 @@ import (
 )
 
 // golden reads a message that the Python side's tests read too.
-func golden(t *testing.T, name string) []byte {
+func golden(t testing.TB, name string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../../src/atoll/wire/golden/guest", name))
 	must(t, err)

@@ -72,7 +72,7 @@ func (b *box) fetch(path string, headers ...string) (*http.Response, string) {
 	return response, string(body)
 }
 
-func owner(t *testing.T, path string) (uid, gid uint32, mode os.FileMode) {
+func owner(t testing.TB, path string) (uid, gid uint32, mode os.FileMode) {
 	t.Helper()
 	info, err := os.Stat(path)
 	must(t, err)

@@ -7,9 +7,11 @@ package guest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -27,14 +29,21 @@ import (
 	"atoll.local/native/internal/guest/users"
 )
 
+// How many threads may wait in the kernel at one time: for disks, and for new processes, apart so that a file system
+// that hangs does not keep commands from starting.
+const (
+	diskSlots = 10
+	forkSlots = 4
+	// KernelSlots is their sum.
+	KernelSlots = diskSlots + forkSlots
+)
+
 const (
 	headerBytesMax = 64 << 10
 	headerPatience = 30 * time.Second
 	// idleConnection is longer than any client or proxy keeps an idle connection, so that they close first.
 	idleConnection = 640 * time.Second
 	connectionsMax = 4096
-	// KernelSlots is how many threads may wait in the kernel at one time.
-	KernelSlots = 12
 )
 
 // Options are what a guest depends on.
@@ -51,9 +60,9 @@ type Options struct {
 
 // Guest is the running agent.
 type Guest struct {
-	slots      threads.Slots
 	options    Options
 	settings   *settings.Store
+	disks      threads.Slots
 	identity   *identity.Identity
 	processes  *process.Service
 	filesystem *filesystem.Service
@@ -66,14 +75,14 @@ const entrypointTag = "entrypoint"
 
 // New joins the rooms. Nothing listens yet.
 func New(options Options) *Guest {
-	g := &Guest{options: options, settings: &settings.Store{}, slots: threads.NewSlots(KernelSlots)}
+	g := &Guest{options: options, settings: &settings.Store{}, disks: threads.NewSlots(diskSlots)}
 	g.identity = &identity.Identity{
 		Users:    users.NewDirectory(options.PasswdPath, options.GroupPath),
 		Settings: g.settings,
 	}
 	g.reaper = reap.New(options.ReapEverything)
-	g.filesystem = filesystem.NewService(g.identity, g.slots)
-	g.processes = process.NewService(g.identity, g.reaper, g.slots)
+	g.filesystem = filesystem.NewService(g.identity, g.disks)
+	g.processes = process.NewService(g.identity, g.reaper, threads.NewSlots(forkSlots))
 	g.server = &http.Server{
 		Handler:           g.handler(),
 		ReadHeaderTimeout: headerPatience,
@@ -120,6 +129,7 @@ func (g *Guest) handler() http.Handler {
 	host := control.New(g.options.Config, g.settings, g.options.Machine, g.launchEntrypoint)
 	routes := g.routes()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer g.reportPanic(r)
 		if strings.HasPrefix(r.URL.Path, "/atoll/") {
 			host.ServeHTTP(w, r)
 			return
@@ -150,6 +160,18 @@ func (g *Guest) handler() http.Handler {
 	})
 }
 
+// reportPanic logs a bug with its stack and cuts the connection, so that nobody takes half an answer for a whole one.
+func (g *Guest) reportPanic(r *http.Request) {
+	cause := recover()
+	if cause == nil {
+		return
+	}
+	if cause != http.ErrAbortHandler {
+		g.options.Log.Error("guest.request.panicked", "path", r.URL.Path, "cause", fmt.Sprint(cause), "stack", string(debug.Stack()))
+	}
+	panic(http.ErrAbortHandler)
+}
+
 // route is one call of the envd contract.
 type route struct {
 	serve http.HandlerFunc
@@ -158,7 +180,7 @@ type route struct {
 }
 
 func (g *Guest) routes() map[string]map[string]route {
-	content := files.New(g.identity, g.slots, g.options.Now)
+	content := files.New(g.identity, g.disks, g.options.Now)
 	routes := map[string]map[string]route{
 		"/health": {http.MethodGet: {serve: health, open: true, early: true}},
 		"/envs":   {http.MethodGet: {serve: g.envs}},
@@ -210,7 +232,7 @@ func (g *Guest) metrics(meter *metrics.Meter) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		var now *metrics.Metrics
 		var err error
-		g.slots.Do(func() { now, err = meter.Read() })
+		g.disks.Do(func() { now, err = meter.Read() })
 		if err != nil {
 			answer.Error(w, http.StatusInternalServerError, "error reading metrics: %v", err)
 			return

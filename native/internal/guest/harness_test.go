@@ -32,7 +32,7 @@ const (
 
 // box is a real guest on loopback with its own accounts; its users exist only in its passwd file.
 type box struct {
-	t       *testing.T
+	t       testing.TB
 	guest   *Guest
 	url     string
 	address string
@@ -81,7 +81,7 @@ func (m *recordedMachine) SetHostname(name string) error {
 }
 
 // newRawBox starts a guest that was not initialised.
-func newRawBox(t *testing.T, change func(*Options)) *box {
+func newRawBox(t testing.TB, change func(*Options)) *box {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("the guest's tests become other users: run them as root")
@@ -136,7 +136,7 @@ func newRawBox(t *testing.T, change func(*Options)) *box {
 }
 
 // newBox starts a guest and initialises it without an access token, with "user" as the default user.
-func newBox(t *testing.T) *box {
+func newBox(t testing.TB) *box {
 	t.Helper()
 	b := newRawBox(t, nil)
 	b.init(map[string]any{"default_user": "user", "env": map[string]string{"FROM_INIT": "yes", "BOTH": "init"}})
@@ -233,7 +233,7 @@ func (e *rpcError) String() string {
 
 // stream is the client's side of a server stream.
 type stream struct {
-	t      *testing.T
+	t      testing.TB
 	body   io.ReadCloser
 	cancel context.CancelFunc
 }
@@ -304,7 +304,7 @@ func basic(user string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"))
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -312,7 +312,7 @@ func must(t *testing.T, err error) {
 }
 
 // eventually waits for a condition that another process or goroutine brings about.
-func eventually(t *testing.T, what string, condition func() bool) {
+func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if condition() {
@@ -322,7 +322,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	t.Fatalf("never happened: %s", what)
 }
 
-func dial(t *testing.T, address string) net.Conn {
+func dial(t testing.TB, address string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)
 	must(t, err)
@@ -330,7 +330,7 @@ func dial(t *testing.T, address string) net.Conn {
 	return conn
 }
 
-func decode(t *testing.T, text []byte, into any) {
+func decode(t testing.TB, text []byte, into any) {
 	t.Helper()
 	if err := json.Unmarshal(text, into); err != nil {
 		t.Fatalf("%v: %s", err, text)

@@ -261,3 +261,58 @@ func TestStuckSubscriberIsCutOff(t *testing.T) {
 		}
 	}
 }
+
+func TestStreamInputEndsAtItsDeadline(t *testing.T) {
+	b := newBox(t)
+	s := b.start(sh("cat"))
+	pid := s.started()
+	b.headers.Set("Connect-Timeout-Ms", "400")
+	feed := make(chan any)
+	defer close(feed)
+	go func() { feed <- m{"start": m{"process": m{"pid": pid}}} }()
+	if _, failure := b.streamInput(feed); failure == nil || failure.Code != "deadline_exceeded" {
+		t.Fatal(failure)
+	}
+	b.headers.Del("Connect-Timeout-Ms")
+	// The process is not touched by it.
+	if e := b.unary("process.Process/CloseStdin", m{"process": m{"pid": pid}}, nil); e != nil {
+		t.Fatal(e)
+	}
+	if r := s.rest(); r.end == nil || r.end.ExitCode != 0 {
+		t.Fatalf("%+v", r)
+	}
+}
+
+// Writers take turns: what one caller sends arrives in one piece, and a caller that gave up spoils nothing.
+func TestManyWriters(t *testing.T) {
+	b := newBox(t)
+	s := b.start(sh("sleep 0.5; cat"))
+	pid := s.started()
+	text, _ := json.Marshal(m{"process": m{"pid": pid}, "input": m{"stdin": bytes.Repeat([]byte("-"), 1<<20)}})
+	r := b.request("POST", "/process.Process/SendInput", bytes.NewReader(text))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Connect-Timeout-Ms", "100")
+	if status, _ := b.do(r); status == http.StatusOK {
+		t.Fatal("a megabyte went into a pipe that nobody reads")
+	}
+	failures := make(chan *rpcError, 20)
+	for i := range 20 {
+		go func() {
+			line := strings.Repeat(string(rune('a'+i)), 100_000) + "\n"
+			failures <- b.unary("process.Process/SendInput", m{"process": m{"pid": pid}, "input": m{"stdin": []byte(line)}}, nil)
+		}()
+	}
+	for range 20 {
+		if e := <-failures; e != nil {
+			t.Error(e)
+		}
+	}
+	if e := b.unary("process.Process/CloseStdin", m{"process": m{"pid": pid}}, nil); e != nil {
+		t.Fatal(e)
+	}
+	for line := range strings.Lines(strings.TrimLeft(s.rest().out, "-")) {
+		if strings.Trim(line, line[:1]) != "\n" || len(line) != 100_001 {
+			t.Fatalf("%d bytes of several writers", len(line))
+		}
+	}
+}

@@ -45,6 +45,7 @@ type process struct {
 	hub      *hub
 	terminal *os.File
 
+	writing chan struct{} // held by the one who writes input
 	inputMu sync.Mutex
 	stdin   *os.File
 
@@ -66,6 +67,7 @@ func start(p *plan, request *startRequest, output *hub, reaper *reap.Reaper, tim
 		config:  p.config,
 		tag:     p.tag,
 		hub:     output,
+		writing: make(chan struct{}, 1),
 		expired: make(chan struct{}),
 		over:    make(chan struct{}),
 	}
@@ -235,7 +237,7 @@ func (p *process) write(ctx context.Context, in *input) error {
 	case in.Pty != nil && p.terminal == nil:
 		return rpc.Errorf(rpc.Internal, "error writing to tty: tty not assigned to process — input should be written to the stdin, not the tty")
 	case in.Pty != nil:
-		if err := writeAll(ctx, p.terminal, *in.Pty); err != nil {
+		if err := p.writeAll(ctx, p.terminal, *in.Pty); err != nil {
 			return rpc.Errorf(rpc.Internal, "error writing to tty: %v", err)
 		}
 		return nil
@@ -248,19 +250,33 @@ func (p *process) write(ctx context.Context, in *input) error {
 	if stdin == nil {
 		return rpc.Errorf(rpc.Internal, "error writing to stdin: stdin not enabled or closed")
 	}
-	if err := writeAll(ctx, stdin, *in.Stdin); err != nil {
+	if err := p.writeAll(ctx, stdin, *in.Stdin); err != nil {
 		return rpc.Errorf(rpc.Internal, "error writing to stdin: %v", err)
 	}
 	return nil
 }
 
-// writeAll writes data whole. When ctx ends first, the write is broken off by a deadline and the file stays usable.
-func writeAll(ctx context.Context, to *os.File, data []byte) error {
-	_ = to.SetWriteDeadline(time.Time{})
-	stop := context.AfterFunc(ctx, func() { _ = to.SetWriteDeadline(time.Unix(1, 0)) })
-	defer stop()
+// writeAll writes data whole, after those who came before. When ctx ends first, the write is broken off by a deadline
+// and the file stays usable.
+func (p *process) writeAll(ctx context.Context, to *os.File, data []byte) error {
+	select {
+	case p.writing <- struct{}{}:
+		defer func() { <-p.writing }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = to.SetWriteDeadline(time.Unix(1, 0))
+		close(interrupted)
+	})
 	_, err := to.Write(data)
-	if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil {
+	if !stop() {
+		// The next write must not find the deadline of this one.
+		<-interrupted
+		_ = to.SetWriteDeadline(time.Time{})
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return ctx.Err()
 	}
 	return err

@@ -66,9 +66,9 @@ func (s *Service) Routes() map[string]http.HandlerFunc {
 
 // Launch starts a command that no request asked for, such as an image's entrypoint; its output is there for Connect.
 func (s *Service) Launch(command []string, user *users.User, tag string) (pid int, err error) {
-	off := false
+	off, root := false, "/"
 	request := &startRequest{
-		Process: &processConfig{Cmd: command[0], Args: command[1:]},
+		Process: &processConfig{Cmd: command[0], Args: command[1:], Cwd: &root},
 		Tag:     &tag,
 		Stdin:   &off,
 	}
@@ -322,7 +322,13 @@ func (s *Service) streamInput(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel, err := rpc.WithTimeout(r)
 	if err == nil {
 		defer cancel()
+		// A client that sends nothing more is waited for until the call's own deadline only.
+		stop := context.AfterFunc(ctx, stream.Interrupt)
+		defer stop()
 		err = s.receiveInput(ctx, reader)
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			err = errDeadline
+		}
 	}
 	if err == nil {
 		err = stream.Send(empty{})

@@ -133,6 +133,9 @@ func (s *Stream) WriteFrames(frames ...[]byte) error {
 // from another goroutine.
 func (s *Stream) Cut() { _ = s.control.SetWriteDeadline(time.Unix(1, 0)) }
 
+// Interrupt breaks a read of the request that is under way and every later one.
+func (s *Stream) Interrupt() { _ = s.control.SetReadDeadline(time.Unix(1, 0)) }
+
 // End closes the stream, with an error or well.
 func (s *Stream) End(err error) {
 	end := struct {
