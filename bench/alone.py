@@ -1,0 +1,132 @@
+"""Control and agent without runtimes: a real control, a real agent, and a driver that only pretends. What remains is what we add.
+
+As a program (`python -m bench.alone HOME`) this is the agent's side: it enrols with the token that is in the home, and runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+import aiohttp
+
+from atoll.agent.agent import Agent
+from atoll.agent.config import AgentConfig
+from atoll.agent.enrollment import enroll
+from atoll.agent.facts import read_facts
+from atoll.agent.transport import HttpTransport
+from atoll.base.secret import Secret
+from atoll.base.units import Vector
+from atoll.domain.spec import Isolation
+from atoll.drivers.fake.driver import FakeDriver, FakeMachine
+from atoll.drivers.port import Image, Mark
+from atoll.images.cache import ImageCache
+from atoll.programs import instance
+from atoll.programs.clock import SystemClock
+from atoll.programs.layout import Layout, cache_directory
+from atoll.programs.users import Account
+from bench.product import ROOT, CannotMeasure, free_ports
+
+ROOM: Final = Vector(10_000_000, 10_000_000, 100_000_000, 100_000)
+START_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A control and its agent."""
+
+    url: str
+    key: str
+    control: int
+    agent: int
+
+
+@contextlib.asynccontextmanager
+async def pair() -> AsyncIterator[Pair]:
+    """Start both, ready for creates; both are gone afterwards. *Errors*: CannotMeasure."""
+    home = Path(tempfile.mkdtemp(prefix="atoll-alone.", dir="/var/tmp"))
+    layout, me = Layout(home), Account("root", os.geteuid(), os.getegid())
+    instance.ensure_directories(layout, me)
+    config = instance.ensure_config(layout, port=free_ports(3), dice=os.urandom)
+    instance.ensure_secrets(layout, me, os.urandom)
+    key = instance.ensure_operator_key(layout)
+    instance.ensure_bootstrap(layout, me, config)
+    environment = {**os.environ, "ATOLL_HOME": str(home), "MALLOC_ARENA_MAX": "2", "PYTHONPATH": str(ROOT)}
+    log = (home / "log" / "all.log").open("ab")
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in (["atoll.programs.control_main"], ["bench.alone", str(home)]):
+            running.append(_start(command, environment, log))
+        made = Pair(config.control_url, key, running[0].pid, running[1].pid)
+        await _until_healthy(made, home)
+        yield made
+    finally:
+        for process in reversed(running):
+            process.terminate()
+            process.wait()
+        log.close()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _start(command: list[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    whole = [sys.executable, "-P", "-m", *command]
+    return subprocess.Popen(whole, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+async def _until_healthy(made: Pair, home: Path) -> None:
+    deadline = time.monotonic() + START_S
+    async with aiohttp.ClientSession(headers={"X-API-KEY": made.key}) as session:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"{made.url}/v1/status") as answer:
+                    if answer.status == 200 and (await answer.json())["hosts"]["healthy"]:
+                        return
+            await asyncio.sleep(0.1)
+    raise CannotMeasure(f"control and its agent did not start: {(home / 'log' / 'all.log').read_text()[-1000:]}")
+
+
+async def _act(home: Path) -> None:
+    layout = Layout(home)
+    config = instance.load(layout)
+    settings = AgentConfig(state_directory=layout.agent, control_url=config.control_url, facts=read_facts(layout.agent), agent_version="0")
+    identity = None
+    while identity is None:
+        transport = HttpTransport(config.control_url)
+        with contextlib.suppress(Exception):
+            token = Secret(layout.enrollment_token.read_text().strip())
+            identity = await enroll(settings, token, registrar=transport, name=config.host_name, capacity=ROOM)
+        await transport.close()
+        await asyncio.sleep(0.1)
+    image = ImageCache(cache_directory()).current("base")
+    machine = FakeMachine(images=[Image(image.digest, image.name, labels={"arch": image.arch})])
+    driver = FakeDriver(Mark(config.install_id, identity.host_id), machine=machine)
+    agent = Agent(
+        settings,
+        identity,
+        drivers={Isolation.GVISOR: driver},
+        clock=SystemClock(),
+        dice=os.urandom,
+        transport=HttpTransport(config.control_url, identity.credential),
+    )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.stop)
+    await agent.run()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    from atoll.telemetry.log import configure
+
+    configure("agent", "info")
+    uvloop.run(_act(Path(sys.argv[1])))

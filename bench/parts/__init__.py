@@ -1,0 +1,30 @@
+"""One module for each kind of table; `PARTS` is all of them in the order in which they are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.drivers.oci.config import RuntimeKind
+from bench.findings import Finding
+from bench.parts import alone, creates
+from bench.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that can be asked for by name."""
+
+    name: str
+    about: str
+    measure: Callable[[World], Awaitable[Finding]]
+
+
+PARTS: Final = (
+    Part("create-runsc", "one at a time, gVisor", lambda world: creates.one_at_a_time(world, RuntimeKind.RUNSC)),
+    Part("create-crun", "one at a time, shared kernel", lambda world: creates.one_at_a_time(world, RuntimeKind.CRUN)),
+    Part("at-once-runsc", "4 and 16 at once, gVisor", lambda world: creates.at_once(world, RuntimeKind.RUNSC)),
+    Part("at-once-crun", "4 and 16 at once, shared kernel", lambda world: creates.at_once(world, RuntimeKind.CRUN)),
+    Part("alone", "control and agent with a driver that does nothing", alone.measure),
+)

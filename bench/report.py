@@ -1,0 +1,116 @@
+"""Findings for people: tables on a terminal, and docs/PERFORMANCE.md."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from atoll.programs.layout import bin_directory
+from bench.findings import Finding
+
+
+def conditions(*, quick: bool) -> dict[str, str]:
+    """What the figures depend on."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "Date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "Machine": f"{os.cpu_count()} cores of {_cpu_model()}, {memory / 2**30:.0f} GiB of memory",
+        "Kernel": platform.release(),
+        "Control groups": "v2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "v1",
+        "KVM": "usable" if os.access("/dev/kvm", os.R_OK | os.W_OK) else "no",
+        "runsc": _first_line(str(bin_directory() / "runsc"), "--version"),
+        "crun": _first_line("crun", "--version"),
+        "Python": platform.python_version(),
+        "Load before": load(),
+        "Rounds": "few (--quick)" if quick else "full",
+    }
+
+
+def load() -> str:
+    """The load average over one, five and fifteen minutes."""
+    return " ".join(f"{value:.1f}" for value in os.getloadavg())
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _first_line(*command: str) -> str:
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except OSError:
+        return "missing"
+    return (ran.stdout or ran.stderr).partition("\n")[0].strip()
+
+
+def table(console: Console, finding: Finding) -> None:
+    """One finding on the terminal."""
+    shown = Table(title=finding.title, title_justify="left", caption_justify="left")
+    for number, column in enumerate(finding.columns):
+        shown.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for row in finding.rows:
+        shown.add_row(*row)
+    console.print(shown)
+    for note in finding.notes:
+        console.print(f"  {note}", highlight=False)
+
+
+def verdicts(console: Console, findings: Sequence[Finding]) -> None:
+    """Every target of this run."""
+    shown = Table(title="Targets", title_justify="left")
+    for column in ("target", "measured", "allowed", ""):
+        shown.add_column(column)
+    for finding in findings:
+        for verdict in finding.verdicts:
+            shown.add_row(verdict.target, verdict.measured, verdict.allowed, "reached" if verdict.reached else "[red]missed[/red]")
+    console.print(shown)
+
+
+def document(about: Mapping[str, str], findings: Sequence[Finding]) -> str:
+    """docs/PERFORMANCE.md, whole."""
+    lines = [
+        "# Performance",
+        "",
+        "Written by `make bench`; don't edit. Every figure of ours stands beside its baseline, measured in the same run and in turn with it,",
+        "so that a busy machine is busy for both: read differences and ratios first. Times are wall-clock times seen by the client.",
+        "",
+        "## Conditions",
+        "",
+        *_rows(["", ""], [[name, value] for name, value in about.items()]),
+        "",
+        "## Targets",
+        "",
+        *_rows(
+            ["target", "measured", "allowed", "verdict"],
+            [
+                [verdict.target, verdict.measured, verdict.allowed, "reached" if verdict.reached else "**missed**"]
+                for finding in findings
+                for verdict in finding.verdicts
+            ],
+        ),
+    ]
+    for finding in findings:
+        lines += ["", f"## {finding.title}", ""]
+        if finding.about:
+            lines += [finding.about, ""]
+        if finding.rows:
+            lines += _rows(finding.columns, finding.rows)
+        for note in finding.notes:
+            lines += ["", note]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    head = f"| {' | '.join(columns)} |"
+    rule = "|" + "---|" + "---:|" * (len(columns) - 1) if len(columns) > 2 else "|---|---|"
+    return [head, rule, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)]
