@@ -215,7 +215,7 @@ class Crun:
         runtime += ["run", "--detach", f"--bundle={launch.directory}", f"--pid-file={launch.directory / PID_FILE}", launch.container_id]
         return ["/bin/sh", "-c", f"{join}exec {shlex.join(runtime)}"]
 
-    def settle(self, launch: Launch, pid: int) -> None:
+    def settle(self, pid: int) -> None:
         """Nothing waits: the limits were there before the guest was."""
 
     # -- end and look

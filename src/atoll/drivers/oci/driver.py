@@ -14,8 +14,6 @@ import errno
 import json
 import os
 import resource
-import shutil
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,15 +22,17 @@ from typing import Any, Final, TypeVar
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.oci import bundle, look, probes, selftest
+from atoll.drivers.oci import bundle, console, ending, look, probes, selftest
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.record import Record
 from atoll.drivers.oci.ruleset import Egress
-from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, Runtime
-from atoll.drivers.oci.slots import Slot, SlotPool
+from atoll.drivers.oci.runtime import PID_FILE, Launch, Runtime
+from atoll.drivers.oci.slots import SlotPool
+from atoll.drivers.oci.slotworks import Slot
+from atoll.drivers.oci.watching import Watches
 from atoll.drivers.port import Capabilities, Held, Image, OnExit, Order, Power, Probe, Seen
-from atoll.hostops import cgroups, mounts, processes
+from atoll.hostops import cgroups, processes
 from atoll.images.cache import ImageCache
 
 T = TypeVar("T")
@@ -41,7 +41,6 @@ BUNDLE: Final = "config.json"
 RESOLV_CONF: Final = "resolv.conf"
 THREADS: Final = 16
 UPKEEP_S: Final = 5.0
-BOOT_CHECK_S: Final = 3.0
 GVISOR_NOFILE_MAX: Final = 1_048_576
 
 
@@ -52,7 +51,6 @@ class _Live:
     slot: Slot | None = None
     prepared: Order | None = None
     """The order that is prepared and has not been started since."""
-    pidfd: int | None = None
     ending: bool = False
     """stop or remove has been asked: its end is no news."""
     reason: str | None = None
@@ -81,6 +79,7 @@ class OciDriver:
         self._layout = cgroups.detect()
         self._view = look.View(config.state_dir, self._layout, self._names.cgroup, runtime)
         self._live: dict[str, _Live] = {}
+        self._watches = Watches(self._ended)
         self._locks: dict[str, _Lock] = {}
         self._on_exit: OnExit | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -135,8 +134,7 @@ class OciDriver:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for placement_id in list(self._live):
-            self._unwatch(placement_id)
+        self._watches.close()
         self._live.clear()
         await self._pool.close()
         await self._blocking(self._close)
@@ -148,8 +146,7 @@ class OciDriver:
         """Let go of everything without touching the machine, as the end of this process would. For tests; the pool has its own."""
         for task in list(self._tasks):
             task.cancel()
-        for placement_id in list(self._live):
-            self._unwatch(placement_id)
+        self._watches.close()
         self._live.clear()
         if self._threads is not None:
             self._threads.shutdown(wait=True)
@@ -180,7 +177,7 @@ class OciDriver:
             return False
         found = await self._look(order.placement_id)
         if found.guest is not None:
-            self._watch(order.placement_id, found.guest)
+            self._watches.watch(order.placement_id, found.guest)
             return True
         # The guest has ended, or another run prepared this: its namespace is gone, and the runtime's files are in the way.
         await self._end(order.placement_id, strays=live.slot is None)
@@ -287,24 +284,24 @@ class OciDriver:
                 await asyncio.shield(self._end(order.placement_id, strays=False))
             raise
         self._step("started")
-        self._watch(order.placement_id, pid)
-        self._spawn(self._settle(launch, pid, slot), f"settle {order.placement_id}")
+        self._watches.watch(order.placement_id, pid)
+        self._spawn(self._settle(pid, slot), f"settle {order.placement_id}")
         return Seen(Power.RUNNING, address=slot.address, pid=pid)
 
-    async def _settle(self, launch: Launch, pid: int, slot: Slot) -> None:
+    async def _settle(self, pid: int, slot: Slot) -> None:
         """What the create path need not wait for."""
         await self._pool.settle(slot)
-        await self._blocking(lambda: self._runtime.settle(launch, pid))
+        await self._blocking(lambda: self._runtime.settle(pid))
 
     async def stop(self, placement_id: str, *, grace_s: float = 0.0) -> None:
         async with self._lock(placement_id):
-            live = self._live.setdefault(placement_id, _Live())
-            live.ending = True
+            strays = placement_id not in self._watches
+            self._live.setdefault(placement_id, _Live()).ending = True
             found = await self._look(placement_id)
             if grace_s > 0 and found.guest is not None:
                 guest = found.guest
                 await self._blocking(lambda: self._ask_to_end(placement_id, guest, grace_s))
-            await self._end(placement_id, strays=placement_id not in self._live)
+            await self._end(placement_id, strays=strays)
 
     def _ask_to_end(self, placement_id: str, guest: int, grace_s: float) -> None:
         self._runtime.ask_to_end(placement_id, guest)
@@ -315,16 +312,23 @@ class OciDriver:
 
         *Errors*: Refused(CLEANUP_FAILED) naming what is left, after every step was tried.
         """
-        found = await self._look(placement_id, strays=strays)
-        self._unwatch(placement_id)
+        found = await self._look(placement_id)
+        self._watches.unwatch(placement_id)
         failures = await self._each(
-            lambda: self._blocking(lambda: self._end_processes(placement_id, found.guest, strays=strays)),
-            lambda: self._blocking(lambda: self._end_runtime(placement_id)),
+            self._step_of("killed", lambda: ending.end_processes(self._view, placement_id, strays=strays)),
+            self._step_of("runtime state removed", lambda: ending.end_runtime(self._view, placement_id)),
             lambda: self._end_slots(placement_id, found),
-            lambda: self._blocking(lambda: self._end_groups(placement_id)),
+            self._step_of("groups removed", lambda: ending.end_groups(self._view, placement_id)),
         )
         if failures:
             raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {'; '.join(failures)}")
+
+    def _step_of(self, name: str, work: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+        async def take() -> None:
+            await self._blocking(work)
+            self._step(name)
+
+        return take
 
     async def _each(self, *steps: Callable[[], Awaitable[None]]) -> list[str]:
         """Take every step, one after the other, whether or not an earlier one failed; say what failed."""
@@ -335,28 +339,6 @@ class OciDriver:
             except (OSError, Refused) as error:
                 failures.append(str(error))
         return failures
-
-    def _end_processes(self, placement_id: str, guest: int | None, *, strays: bool) -> None:
-        def find() -> set[int]:
-            pids = set(cgroups.pids(self._layout, self._view.group(placement_id)))
-            if guest is not None and processes.alive(guest) and self._runtime.is_guest(guest, placement_id):
-                pids.add(guest)
-            if strays:
-                pids |= set(look.traces(self._view, placement_id, {}, strays=True).pids)
-            return {pid for pid in pids if processes.alive(pid)}
-
-        if left := processes.end_all(find):
-            raise Refused(Code.CLEANUP_FAILED, f"processes {left} do not end")
-        self._step("killed")
-
-    def _end_runtime(self, placement_id: str) -> None:
-        for path in self._runtime.state_paths(placement_id):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=False)
-            else:
-                path.unlink(missing_ok=True)
-        mounts.unmount_below(self._view.directory(placement_id))
-        self._step("runtime state removed")
 
     async def _end_slots(self, placement_id: str, found: look.Traces) -> None:
         live = self._live.get(placement_id)
@@ -373,19 +355,13 @@ class OciDriver:
             await self._pool.give_back(number, address)
         self._step("slot removed")
 
-    def _end_groups(self, placement_id: str) -> None:
-        if left := cgroups.remove(self._layout, self._view.group(placement_id)):
-            raise Refused(Code.CLEANUP_FAILED, f"control groups {[str(path) for path in left]} cannot be removed")
-        self._step("groups removed")
-
     async def remove(self, placement_id: str) -> None:
         async with self._lock(placement_id):
-            live = self._live.setdefault(placement_id, _Live())
-            strays = live.pidfd is None
-            live.ending = True
+            strays = placement_id not in self._watches
+            self._live.setdefault(placement_id, _Live()).ending = True
             failures = await self._each(
                 lambda: self._end(placement_id, strays=strays),
-                lambda: self._blocking(lambda: self._remove_directory(placement_id)),
+                self._step_of("directory removed", lambda: ending.remove_directory(self._view, placement_id)),
             )
             left = (await self._look(placement_id)).names()
             if left or failures:
@@ -393,18 +369,10 @@ class OciDriver:
                 raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {text} ({'; '.join(failures)})")
             self._live.pop(placement_id, None)
 
-    def _remove_directory(self, placement_id: str) -> None:
-        directory = self._view.directory(placement_id)
-        if directory.is_dir():
-            if below := mounts.below(directory):
-                raise Refused(Code.CLEANUP_FAILED, f"still mounted: {below}")
-            shutil.rmtree(directory)
-        self._step("directory removed")
-
     # -- look
 
-    async def _look(self, placement_id: str, *, strays: bool = False) -> look.Traces:
-        return await self._blocking(lambda: look.traces(self._view, placement_id, self._pool.existing(), strays=strays))
+    async def _look(self, placement_id: str) -> look.Traces:
+        return await self._blocking(lambda: look.traces(self._view, placement_id, self._pool.existing()))
 
     async def inspect(self, placement_id: str) -> Seen:
         found = look.seen(await self._look(placement_id))
@@ -416,9 +384,12 @@ class OciDriver:
     async def adopt(self, placement_id: str) -> Seen:
         async with self._lock(placement_id):
             found = await self._look(placement_id)
-            if found.guest is not None:
+            if found.guest is not None and placement_id not in self._watches:
+                guest = found.guest
                 self._live.setdefault(placement_id, _Live())
-                self._watch(placement_id, found.guest)
+                self._watches.watch(placement_id, guest)
+                # Its run may have ended between start and settle.
+                self._spawn(self._blocking(lambda: self._runtime.settle(guest)), f"settle {placement_id}")
             return look.seen(found)
 
     async def held(self) -> Sequence[Held]:
@@ -458,18 +429,13 @@ class OciDriver:
         return [*found, await self._probe_boot()]
 
     async def _probe_boot(self) -> Probe:
-        """Start a real guest in an empty root, within its slot, and wait until it answers."""
-        name = f"runtime.{self._config.runtime}.boot"
         order = selftest.order(self._config.runtime, os.urandom)
-        started = time.monotonic()
+
+        async def begin() -> Seen:
+            return await self._start_in(order, await self._blocking(self._empty_root))
+
         try:
-            async with asyncio.timeout(BOOT_CHECK_S):
-                seen = await self._start_in(order, await self._blocking(self._empty_root))
-                answered = await selftest.answers(seen.address or "", self._config.guest_command)
-            detail = f"a guest answered after {(time.monotonic() - started) * 1000:.0f} ms"
-            return Probe(name, ok=answered, detail=detail if answered else "the guest did not answer", fix=probes.BOOT_FIX)
-        except (AtollError, OSError, TimeoutError) as error:
-            return Probe(name, ok=False, detail=str(error) or f"no answer within {BOOT_CHECK_S:.0f} s", fix=probes.BOOT_FIX)
+            return await selftest.boot(self._config, begin)
         finally:
             with contextlib.suppress(AtollError, OSError):
                 await asyncio.shield(self.remove(order.placement_id))
@@ -492,7 +458,7 @@ class OciDriver:
         return [Image(image.digest, image.name, image.size_bytes, {"arch": image.arch}) for image in found]
 
     async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
-        return await self._blocking(lambda: _tail(self._view.directory(placement_id) / CONSOLE, bytes_max))
+        return await self._blocking(lambda: console.tail(self._view.directory(placement_id), bytes_max))
 
     async def _verify_images(self) -> None:
         """Count every image's tree now, so that the first guest of each need not wait for it."""
@@ -503,55 +469,21 @@ class OciDriver:
     async def _upkeep(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_S)
-            await self._blocking(self._cut_consoles)
+            directories = [self._view.directory(placement_id) for placement_id in self._live]
+            await self._blocking(lambda directories=directories: console.cut(directories, self._config.console_bytes_max))  # type: ignore[misc]
 
-    def _cut_consoles(self) -> None:
-        """A guest may write to its console for ever: keep the last half of what is allowed."""
-        for placement_id in list(self._live):
-            path = self._view.directory(placement_id) / CONSOLE
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_size > self._config.console_bytes_max:
-                    last = _tail(path, self._config.console_bytes_max // 2)
-                    with path.open("r+b") as file:
-                        # The guest's descriptor appends, so it goes on after whatever the file holds.
-                        file.truncate(0)
-                        file.write(last)
-
-    # -- watching
-
-    def _watch(self, placement_id: str, pid: int) -> None:
-        """Have `on_exit` called when this process ends, once."""
-        live = self._live.setdefault(placement_id, _Live())
-        if live.pidfd is not None:
-            return
-        try:
-            live.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._spawn(self._exited(placement_id, "exited"), f"exit of {placement_id}")
-            return
-        asyncio.get_running_loop().add_reader(live.pidfd, self._on_readable, placement_id, pid, live.pidfd)
-
-    def _unwatch(self, placement_id: str) -> None:
+    def _ended(self, placement_id: str, how: str | None) -> None:
+        """A watched guest has ended by itself."""
+        if how in (None, "signal 9") and cgroups.oom_kills(self._layout, self._view.group(placement_id)):
+            how = "oom"
         live = self._live.get(placement_id)
-        if live is not None and live.pidfd is not None:
-            asyncio.get_running_loop().remove_reader(live.pidfd)
-            os.close(live.pidfd)
-            live.pidfd = None
+        if live is not None and not live.ending:
+            live.reason = how or "exited"
+            self._spawn(self._tell(placement_id, live.reason), f"exit of {placement_id}")
 
-    def _on_readable(self, placement_id: str, pid: int, pidfd: int) -> None:
-        """The guest has ended: stop watching, and find out how."""
-        reason = processes.exit_reason(pid, pidfd)
-        self._unwatch(placement_id)
-        if reason in (None, "signal 9") and cgroups.oom_kills(self._layout, self._view.group(placement_id)):
-            reason = "oom"
-        self._spawn(self._exited(placement_id, reason or "exited"), f"exit of {placement_id}")
-
-    async def _exited(self, placement_id: str, reason: str) -> None:
-        live = self._live.get(placement_id)
-        if live is None or live.ending or self._on_exit is None:
-            return
-        live.reason = reason
-        await self._on_exit(placement_id, reason)
+    async def _tell(self, placement_id: str, reason: str) -> None:
+        if self._on_exit is not None:
+            await self._on_exit(placement_id, reason)
 
     # -- small things
 
@@ -582,13 +514,3 @@ class OciDriver:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir}: {error}")
         return Refused(Code.START_FAILED, f"{self._config.state_dir}: {error}")
-
-
-def _tail(path: Path, bytes_max: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - bytes_max))
-            return file.read(bytes_max)
-    except FileNotFoundError:
-        return b""

@@ -73,7 +73,7 @@ def traces(view: View, placement_id: str, slots: Mapping[int, str], *, strays: b
     group = view.group(placement_id)
     pids = set(cgroups.pids(view.layout, group))
     if strays:
-        pids |= {pid for pid in processes.mentioning(placement_id) if _is_runtime(view, pid)}
+        pids |= find_strays(view, placement_id)
     pid = read_pid(directory) if there else None
     # A number in a file is nobody's identity: it must be in the placement's own group, and be what the runtime would have started.
     guest = pid if pid in pids and processes.alive(pid) and view.runtime.is_guest(pid, placement_id) else None
@@ -88,6 +88,11 @@ def traces(view: View, placement_id: str, slots: Mapping[int, str], *, strays: b
         mounts=tuple(mounts.below(directory)) if there else (),
         guest=guest,
     )
+
+
+def find_strays(view: View, placement_id: str) -> set[int]:
+    """Runtimes that mention a placement, whatever group they are in; reads every process."""
+    return {pid for pid in processes.mentioning(placement_id) if _is_runtime(view, pid)}
 
 
 def _is_runtime(view: View, pid: int) -> bool:

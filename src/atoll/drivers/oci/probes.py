@@ -16,7 +16,6 @@ from atoll.hostops.cgroups import Layout
 from atoll.images.cache import ImageCache
 
 NOFILE_MIN: Final = 8192
-BOOT_FIX: Final = "read the detail; `make up` builds the runtime anew, and the kernel must allow namespaces and seccomp"
 
 _NETWORK_FIXES: Final = {
     "net.nft": "restart the agent: it writes the table again; something on this host removes it (firewalld, a script with `nft flush ruleset`)",

@@ -77,7 +77,7 @@ class Runsc:
             raise Refused(Code.START_FAILED, f"runsc wrote no pid to {pid_file}")
         return pid
 
-    def settle(self, launch: Launch, pid: int) -> None:  # noqa: ARG002 - the port's
+    def settle(self, pid: int) -> None:
         """Choose who goes when the group's memory runs out: never the sentry, the guest last of its children.
 
         A guest's address space is a stub process here, and what the kernel can see of its size says little: without this it kills

@@ -62,8 +62,11 @@ class Runtime(Protocol):
         """Start the container of a prepared bundle and return its watched process. *Errors*: Refused(START_FAILED, RUNTIME_MISSING)."""
         ...
 
-    def settle(self, launch: Launch, pid: int) -> None:
-        """What can wait until after the start, e.g. scores for the OOM killer. Never raises for a guest that is gone."""
+    def settle(self, pid: int) -> None:
+        """What can wait until after the start, e.g. scores for the OOM killer. Never raises for a guest that is gone.
+
+        *Idempotency*: done again when a guest is adopted.
+        """
         ...
 
     def ask_to_end(self, container_id: str, pid: int) -> None:

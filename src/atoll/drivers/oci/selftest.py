@@ -1,18 +1,26 @@
-"""The guest that a self-check starts: an order like any other, which its record tells apart."""
+"""The self-check that boots: a real guest in an empty root, within a slot of its own, until it answers.
+
+Its order is like any other; the record tells it apart, so that what a killed check leaves is removed and nobody takes it for a sandbox.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
+from atoll.base.errors import AtollError
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.domain.spec import Isolation, NetworkSpec, Spec
-from atoll.drivers.oci.config import RuntimeKind
-from atoll.drivers.port import Order
+from atoll.drivers.oci.config import OciConfig, RuntimeKind
+from atoll.drivers.port import Order, Probe, Seen
 from atoll.wire.guest import GUEST_PORT
 
 SANDBOX_ID: Final = "self-check"
+BOOT_S: Final = 3.0
+FIX: Final = "read the detail; `make up` builds the runtime anew, and the kernel must allow namespaces and seccomp"
 _LOOK_EVERY_S: Final = 0.005
 _REQUEST: Final = b"GET /health HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n"
 
@@ -34,6 +42,21 @@ def order(kind: RuntimeKind, dice: Dice) -> Order:
     )
     key = base64.b64encode(dice(32)).decode()
     return Order(new_id(Prefix.PLACEMENT, dice), SANDBOX_ID, 1, spec, dice(16).hex(), key, SANDBOX_ID)
+
+
+async def boot(config: OciConfig, begin: Callable[[], Awaitable[Seen]]) -> Probe:
+    """Start with `begin` and wait for the guest's answer; the caller removes it."""
+    name = f"runtime.{config.runtime}.boot"
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(BOOT_S):
+            seen = await begin()
+            answered = await answers(seen.address or "", config.guest_command)
+    except (AtollError, OSError) as error:
+        # TimeoutError is an OSError without words.
+        return Probe(name, ok=False, detail=str(error) or f"no answer within {BOOT_S:.0f} s", fix=FIX)
+    detail = f"a guest answered after {(time.monotonic() - started) * 1000:.0f} ms" if answered else "something else answered"
+    return Probe(name, ok=answered, detail=detail, fix=FIX)
 
 
 async def answers(address: str, other_command: tuple[str, ...]) -> bool:

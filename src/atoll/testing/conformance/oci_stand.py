@@ -22,7 +22,8 @@ from atoll.domain.spec import Isolation, Spec
 from atoll.drivers.oci.build import oci_driver, slot_pool
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.driver import OciDriver, no_step
-from atoll.drivers.oci.slots import SlotPool, gateway_of
+from atoll.drivers.oci.slots import SlotPool
+from atoll.drivers.oci.slotworks import gateway_of
 from atoll.drivers.port import Driver, Mark, Order, Seen
 from atoll.images.cache import CachedImage, ImageCache, count
 from atoll.testing.conformance.guest import GuestClient
