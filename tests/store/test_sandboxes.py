@@ -93,8 +93,17 @@ async def test_a_team_sees_its_own(store: SqliteStore, put: Put, ours: Team) -> 
     mine = await put(state=State.READY, started_at=NOW)
     await put(state=State.READY, started_at=NOW, team_id=theirs.id, metadata={"a": "b"})
     assert await ask(store, ours) == [mine.id]
-    assert await store.read(lambda conn: sandboxes.running(conn, ours.id)) == 1
+    assert await store.read(lambda conn: sandboxes.running(conn, sandboxes.Filter(ours.id, states=()))) == 1
     assert await store.read(lambda conn: sandboxes.by_request(conn, theirs.id, "r")) is None
+
+
+async def test_running_ones_are_counted_by_the_filter(store: SqliteStore, put: Put, ours: Team) -> None:
+    for number in range(3):
+        await put(state=State.READY, started_at=NOW + number, metadata={"n": str(number % 2)})
+    await put(state=State.PAUSED, started_at=NOW, metadata={"n": "0"})
+    for changes, count in (({}, 3), ({"metadata": {"n": "0"}}, 2), ({"started_after": NOW + 2}, 1), ({"limit": 1, "after": (NOW, "i")}, 3)):
+        wanted = sandboxes.Filter(ours.id, **{"states": [State.PAUSED.value], **changes})
+        assert await store.read(lambda conn, wanted=wanted: sandboxes.running(conn, wanted)) == count
 
 
 async def test_what_admission_counts(store: SqliteStore, put: Put, ours: Team) -> None:

@@ -94,7 +94,7 @@ class Sandboxes:
             except Refused as error:
                 if error.code is not Code.TEMPLATE_NOT_FOUND:
                     raise
-                return Page([], None, await self.store.read(lambda conn: sandboxes.running(conn, caller.team.id)))
+                return Page([])
         wanted = sandboxes.Filter(
             team_id=caller.team.id,
             states=states,
@@ -105,7 +105,7 @@ class Sandboxes:
             limit=query.limit,
             after=_parse_cursor(query.cursor) if query.cursor else None,
         )
-        found, running = await self.store.read(lambda conn: (sandboxes.find(conn, wanted), sandboxes.running(conn, caller.team.id)))
+        found, running = await self.store.read(lambda conn: (sandboxes.find(conn, wanted), sandboxes.running(conn, wanted)))
         items = found[: query.limit]
         more = len(found) > query.limit
         return Page(items, _cursor(items[-1]) if more else None, running)

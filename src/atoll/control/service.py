@@ -52,7 +52,7 @@ class Page(Generic[T]):
     items: Sequence[T]
     next_cursor: str | None = None
     total_running: int = 0
-    """How many of the team's sandboxes are ready, whatever the filter."""
+    """How many that match the query are ready, whatever states it names and however long its pages are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from atoll.store.tables import EVENTS, PLACEMENTS, SANDBOXES
 VISIBLE: Final = tuple(sorted(s.value for s in LIVING - STARTING - {State.RELEASING}))
 LIVING_STATES: Final = tuple(sorted(s.value for s in LIVING))
 _TERMINAL: Final = tuple(sorted(s.value for s in TERMINAL))
+_started_at: Final = sa.func.coalesce(SANDBOXES.c.started_at, SANDBOXES.c.created_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,8 @@ class Filter:
 
 def find(conn: sa.Connection, wanted: Filter) -> Sequence[Sandbox]:
     """At most `limit` + 1 sandboxes, ordered by start (else creation) time and id: one more than asked says that a page follows."""
-    at = sa.func.coalesce(SANDBOXES.c.started_at, SANDBOXES.c.created_at)
-    query = sa.select(SANDBOXES).where(SANDBOXES.c.team_id == wanted.team_id, SANDBOXES.c.state.in_(wanted.states))
-    if wanted.started_after is not None:
-        query = query.where(at >= wanted.started_after)
-    if wanted.template_id is not None:
-        query = query.where(SANDBOXES.c.spec["template_id"].as_string() == wanted.template_id)
-    for key, value in (wanted.metadata or {}).items():
-        query = query.where(_has(key, value))
+    at = _started_at
+    query = sa.select(SANDBOXES).where(*_matching(wanted), SANDBOXES.c.state.in_(wanted.states))
     if wanted.after is not None:
         last_at, last_id = wanted.after
         beyond = at > last_at if wanted.ascending else at < last_at
@@ -51,6 +46,17 @@ def find(conn: sa.Connection, wanted: Filter) -> Sequence[Sandbox]:
     order = (at.asc(), SANDBOXES.c.id.asc()) if wanted.ascending else (at.desc(), SANDBOXES.c.id.desc())
     found = conn.execute(query.order_by(*order).limit(wanted.limit + 1))
     return [rows.sandbox(row) for row in found.mappings()]
+
+
+def _matching(wanted: Filter) -> Iterator[sa.ColumnElement[bool]]:
+    """What a sandbox must be like, whatever its state."""
+    yield SANDBOXES.c.team_id == wanted.team_id
+    if wanted.started_after is not None:
+        yield _started_at >= wanted.started_after
+    if wanted.template_id is not None:
+        yield SANDBOXES.c.spec["template_id"].as_string() == wanted.template_id
+    for key, value in (wanted.metadata or {}).items():
+        yield _has(key, value)
 
 
 def _has(key: str, value: str) -> sa.ColumnElement[bool]:
@@ -76,10 +82,10 @@ def forget_request(conn: sa.Connection, sandbox_id: str) -> None:
     conn.execute(sa.update(SANDBOXES).where(SANDBOXES.c.id == sandbox_id).values(request_id=None, request_digest=None))
 
 
-def running(conn: sa.Connection, team_id: str) -> int:
-    """How many of the team's sandboxes are ready."""
+def running(conn: sa.Connection, wanted: Filter) -> int:
+    """How many that match are ready; states, page and order of the filter don't matter."""
     return conn.execute(
-        sa.select(sa.func.count()).select_from(SANDBOXES).where(SANDBOXES.c.team_id == team_id, SANDBOXES.c.state == State.READY.value)
+        sa.select(sa.func.count()).select_from(SANDBOXES).where(*_matching(wanted), SANDBOXES.c.state == State.READY.value)
     ).scalar_one()
 
 

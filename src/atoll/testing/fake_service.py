@@ -180,7 +180,7 @@ class FakeService:
             found = [one for one in found if (_order(one) > last if query.ascending else _order(one) < last)]
         items = found[: query.limit]
         more = len(found) > query.limit
-        running = sum(one.state is State.READY for one in mine)
+        running = sum(one.state is State.READY and _matches(one, replace(query, states=frozenset())) for one in mine)
         return Page(items, _cursor(items[-1]) if more else None, running)
 
     async def release(self, caller: Caller, sandbox_id: str, *, reason: str = "RELEASE_REQUESTED") -> Sandbox:

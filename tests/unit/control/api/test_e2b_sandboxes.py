@@ -399,6 +399,7 @@ async def test_filters(api) -> None:
     ids = await _some(api, 4)
     listed = await api.call("GET", "/v2/sandboxes", params={"metadata": double({"half": "1"})})
     assert [one["sandboxID"] for one in listed.json()] == [ids[3], ids[1]]
+    assert listed.headers["x-total-running"] == "2"
     later = datetime.fromtimestamp(api.time.at - 2, UTC).isoformat()
     listed = await api.call("GET", "/v2/sandboxes", params={"startedAfter": later})
     assert [one["sandboxID"] for one in listed.json()] == [ids[3], ids[2]]
