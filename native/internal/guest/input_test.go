@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -286,7 +287,7 @@ func TestStreamInputEndsAtItsDeadline(t *testing.T) {
 // Writers take turns: what one caller sends arrives in one piece, and a caller that gave up spoils nothing.
 func TestManyWriters(t *testing.T) {
 	b := newBox(t)
-	s := b.start(sh("sleep 0.5; cat"))
+	s := b.start(sh("until test -e go; do sleep 0.05; done; cat"))
 	pid := s.started()
 	text, _ := json.Marshal(m{"process": m{"pid": pid}, "input": m{"stdin": bytes.Repeat([]byte("-"), 1<<20)}})
 	r := b.request("POST", "/process.Process/SendInput", bytes.NewReader(text))
@@ -295,6 +296,7 @@ func TestManyWriters(t *testing.T) {
 	if status, _ := b.do(r); status == http.StatusOK {
 		t.Fatal("a megabyte went into a pipe that nobody reads")
 	}
+	must(t, os.WriteFile(b.home+"/go", nil, 0o644))
 	failures := make(chan *rpcError, 20)
 	for i := range 20 {
 		go func() {
