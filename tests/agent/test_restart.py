@@ -179,7 +179,35 @@ async def test_a_lost_payload_is_fetched_again(world):
     world.boot()
     await world.control.until_ready(A)
     assert world.machine.started[A] == 1
+    assert "adopt" in world.verbs(A)
     assert [p.env for p in world.machine.things[A].inits] == [{"K": "v"}]
+
+
+async def test_a_failed_start_is_not_tried_again_by_the_next_run(world):
+    world.boot()
+    world.driver.fail["start"] = [Refused(Code.START_FAILED, "no")]
+    world.control.want(A)
+    await world.control.until(lambda: (o := world.control.seen(A)) is not None and o.observed is Observed.ERROR)
+    await world.kill()
+    world.boot()
+    await world.control.until(lambda: world.control.current_epoch == world.agent.epoch)
+    await world.control.next_poll()
+    assert world.verbs(A).count("start") == 1
+    world.control.want(A, Kind.ENSURE_ABSENT)
+    await world.control.until_absent(A)
+
+
+async def test_a_guest_that_dies_before_its_init_and_while_no_agent_ran(world):
+    world.boot()
+    world.guests.gate = asyncio.Event()
+    world.control.want(A)
+    await world.control.until(lambda: A in world.machine.started)
+    await world.kill()
+    world.machine.things[A].power = Power.STOPPED
+    world.boot()
+    await world.control.until_absent(A)
+    assert (world.control.seen(A).reason, world.control.seen(A).ended_by) == (Code.GUEST_EXITED, "exit")
+    assert world.machine.started == {A: 1}
 
 
 async def test_observations_go_on_where_they_stopped(world):

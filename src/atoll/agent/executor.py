@@ -51,7 +51,7 @@ class Executor:
         """Work until cancelled; then every step is cancelled and nothing of a guest is touched."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            self._steps.spawn = group.create_task
+            self._steps.spawn = self.spawn
             while self._early:
                 self.decide(*self._early.pop(0))
             for record in self._ledger:
@@ -68,21 +68,24 @@ class Executor:
         if worker is None:
             if wanted is not Goal.REST:
                 self._workers[placement_id] = _Worker()
-                self._group.create_task(self._work(placement_id))
+                self.spawn(self._work(placement_id))
         elif wanted is Goal.ABSENT and worker.goal is not Goal.ABSENT and worker.step is not None:
             worker.step.cancel()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something beside the workers; it must not raise."""
-        if self._group is None:
-            work.close()
-        else:
-            self._group.create_task(work)
+        """Run something beside the workers; it must not raise. Dropped when the run is ending: the next one looks for itself."""
+        try:
+            if self._group is not None:
+                self._group.create_task(work)
+                return
+        except RuntimeError:
+            pass
+        work.close()
 
     def decide(self, placement_id: str, make: Make) -> None:
         """Make a decision of the agent's own durable, however long that takes, then act on it."""
         if self._group is not None:
-            self._group.create_task(self._decide(placement_id, make))
+            self.spawn(self._decide(placement_id, make))
         else:
             self._early.append((placement_id, make))
 
