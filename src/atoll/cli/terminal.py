@@ -57,7 +57,7 @@ def _raw() -> Iterator[None]:
         return
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setraw(descriptor)
+        tty.setraw(descriptor, termios.TCSADRAIN)  # not FLUSH: what was typed ahead counts
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

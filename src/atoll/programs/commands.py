@@ -46,7 +46,7 @@ def up(
     steps = Steps(quiet=as_json)
     try:
         outcome = program.up(layout_of(), steps, with_demo=demo)
-    except AtollError as error:
+    except (AtollError, OSError) as error:
         raise _at_step(error, steps.failed) from error
     if as_json:
         output.document(asdict(outcome))
@@ -66,7 +66,7 @@ def down(
     steps = Steps(quiet=as_json)
     try:
         outcome = program.down(layout_of(), steps, keep_sandboxes=keep_sandboxes)
-    except AtollError as error:
+    except (AtollError, OSError) as error:
         raise _at_step(error, steps.failed) from error
     if as_json:
         output.document(asdict(outcome))
@@ -178,8 +178,10 @@ def supervise(as_json: JsonOption = False) -> None:
     supervisor.main()
 
 
-def _at_step(error: AtollError, step: str | None) -> AtollError:
-    """The same error, saying at which step it came."""
+def _at_step(error: AtollError | OSError, step: str | None) -> AtollError:
+    """The same error, saying at which step it came; one of this machine's (a full disk...) becomes SETUP_FAILED."""
+    if isinstance(error, OSError):
+        error = Refused(Code.SETUP_FAILED, str(error), hint="Mend what the message names (space, permissions) and run it again.")
     if step is not None:
         error.message = f"step `{step}` failed: {error.message}"
         sys.stdout.flush()

@@ -45,8 +45,10 @@ def examine(place: Layout) -> dict[str, Any]:
         entries += [_home(place), _secrets(place), *_ports(place, config), *_processes(place, config)]
         if os.geteuid() == 0:
             found, isolations = asyncio.run(_host_checks(place, config))
-            entries += found
             hosts = _hosts(place)
+        else:
+            found, isolations = _told(place)
+        entries += found
     entries = _once(entries)
     return {
         "ok": all(entry.result != "failed" for entry in entries),
@@ -69,7 +71,7 @@ def _once(entries: list[Entry]) -> list[Entry]:
 def _root() -> Entry:
     if os.geteuid() == 0:
         return Entry("instance.root", "ok", "runs as root")
-    return Entry("instance.root", "failed", "does not run as root: the checks of this host are left out", "Run `sudo atoll doctor`.")
+    return Entry("instance.root", "failed", "does not run as root: some checks of this host are left out", "Run `sudo atoll doctor`.")
 
 
 def _programs() -> Entry:
@@ -154,11 +156,17 @@ async def _host_checks(place: Layout, config: instance.Config) -> tuple[list[Ent
         with agent_main.agent_stopped(place):
             found, isolations = await _own_run(place, config)
         return entries + found, isolations
+    found, isolations = _told(place)
+    return entries + found, isolations
+
+
+def _told(place: Layout) -> tuple[list[Entry], list[str]]:
+    """What the running agent found, which everybody may read."""
     record = read_json(place.agent_health)
     if record is None:
         fix = f"Wait a moment and try again; {place.log_file('agent')} says what it waits for."
-        return [*entries, Entry("agent.heard", "failed", "the agent runs, and control has not answered it yet", fix)], []
-    return entries + [_reported(check) for check in record.get("checks") or []], [str(name) for name in record.get("isolations") or []]
+        return [Entry("agent.heard", "failed", "control has not answered the agent yet", fix)], []
+    return [_reported(check) for check in record.get("checks") or []], [str(name) for name in record.get("isolations") or []]
 
 
 async def _own_run(place: Layout, config: instance.Config) -> tuple[list[Entry], list[str]]:

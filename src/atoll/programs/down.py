@@ -15,6 +15,7 @@ from typing import Any, Final
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.client.target import of_instance
 from atoll.programs import identity, instance, probes, supervision
+from atoll.programs.files import exclusive
 from atoll.programs.layout import PROCESSES, Layout
 from atoll.programs.steps import Steps
 from atoll.programs.users import require_root
@@ -43,6 +44,12 @@ def down(place: Layout, steps: Steps, *, keep_sandboxes: bool = False) -> Outcom
             steps.say(f"There is no instance in {place.home}.")
             return outcome
         raise
+    with exclusive(place.home):
+        _down(place, config, steps, outcome, keep_sandboxes=keep_sandboxes)
+    return outcome
+
+
+def _down(place: Layout, config: instance.Config, steps: Steps, outcome: Outcome, *, keep_sandboxes: bool) -> None:
     names = [name for name in (*PROCESSES, "supervisor") if identity.living(place.pid_file(name)) is not None]
     outcome.was_running = bool(names)
     if not keep_sandboxes and probes.look("control", place, config).healthy and probes.look("agent", place, config).pid is not None:
@@ -58,7 +65,6 @@ def down(place: Layout, steps: Steps, *, keep_sandboxes: bool = False) -> Outcom
 
             outcome.swept = asyncio.run(agent_main.sweep(place, config))
             step.detail = f"{len(outcome.swept)} left over, removed" if outcome.swept else "nothing left"
-    return outcome
 
 
 def _release_all(place: Layout) -> tuple[int, int]:

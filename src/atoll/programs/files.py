@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,20 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, owner: t
         os.close(folder)
 
 
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """One at a time among those that change what is in `directory`; waits for the other."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file of ours; None when there is none or it is not one."""
+    """The object in a file of ours; None when there is none, it is not one, or it is not ours to read."""
     try:
         value = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, PermissionError, ValueError):
         return None
     return value if isinstance(value, dict) else None
 

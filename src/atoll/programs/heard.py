@@ -40,6 +40,7 @@ class Heard:
         temporary = self._file.with_suffix(".new")
         try:
             temporary.write_text(json.dumps(record) + "\n")
+            temporary.chmod(0o644)  # holds nothing secret, and `status` is for everybody
             temporary.replace(self._file)
         except OSError:
             # A full disk must not cost the agent its session; `status` will say that control does not answer.

@@ -18,6 +18,7 @@ from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.client.target import Target, of_instance
 from atoll.programs import demo, edge_config, export, instance, layout, ports, probes, supervision
 from atoll.programs.children import fingerprint
+from atoll.programs.files import exclusive
 from atoll.programs.identity import living
 from atoll.programs.layout import PROCESSES, Layout
 from atoll.programs.steps import Steps, duration, wait_for
@@ -45,14 +46,15 @@ def up(place: Layout, steps: Steps, *, with_demo: bool = True) -> Outcome:
     steps.say(f"Atoll in {place.home}")
     with steps.step("programs") as step:
         step.detail = _check_programs()
-    already = _is_well(place)
-    if already:
-        config = instance.load(place)
-        with steps.step("running already") as step:
-            step.detail = f"on {config.url}"
-    else:
-        config = _start(place, steps)
-    _wait_healthy(place, config, steps)
+    with exclusive(place.home):
+        already = _is_well(place)
+        if already:
+            config = instance.load(place)
+            with steps.step("running already") as step:
+                step.detail = f"on {config.url}"
+        else:
+            config = _start(place, steps)
+        _wait_healthy(place, config, steps)
     target = of_instance(place.home, {})
     with steps.step("host") as step:
         step.detail = _wait_host(place, config, target)
