@@ -74,7 +74,7 @@ def test_event_names_have_one_form(module: object) -> None:
 
 # Tests that documents name.
 
-NAMED = re.compile(r"`(tests/[\w/.-]+\.py)::(\w+)`|`(native/[\w/.-]+_test\.go)::(\w+)`")
+NAMED = re.compile(r"`((?:tests|src/atoll/testing)/[\w/.-]+\.py)::(\w+)`|`(native/[\w/.-]+_test\.go)::(\w+)`")
 
 
 @cache
