@@ -16,6 +16,7 @@ from typing import Any, Final, TextIO, cast
 import structlog
 
 from atoll.base.secret import Secret
+from atoll.telemetry.keys import ALWAYS
 
 MASK: Final = "***"
 _SECRET_NAMES: Final = ("token", "secret", "password", "authorization", "credential", "api_key", "access_key", "private_key")
@@ -50,8 +51,8 @@ def _redact_line(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> 
 
 def _order(process: str) -> structlog.typing.Processor:
     def order(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        head = {"at": line.pop("at", None), "level": line.pop("level", None), "event": line.pop("event", None), "process": process}
-        return {**head, **line}
+        line["process"] = process
+        return {**{name: line.pop(name, None) for name in ALWAYS}, **line}
 
     return order
 
