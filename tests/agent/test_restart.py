@@ -10,7 +10,7 @@ from atoll.agent.session import Exit
 from atoll.base.errors import Code, Refused
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
-from atoll.drivers.port import Held, Power
+from atoll.drivers.port import Held, Power, Probe
 
 A, B = "plc_aaaaaaaaaaaaaaaaaaaa", "plc_bbbbbbbbbbbbbbbbbbbb"
 
@@ -208,6 +208,29 @@ async def test_a_guest_that_dies_before_its_init_and_while_no_agent_ran(world):
     await world.control.until_absent(A)
     assert (world.control.seen(A).reason, world.control.seen(A).ended_by) == (Code.GUEST_EXITED, "exit")
     assert world.machine.started == {A: 1}
+
+
+async def test_what_worked_before_need_not_be_waited_for(world):
+    world.boot()
+    await world.control.until(lambda: len(world.control.polls) >= 1)
+    assert world.control.polls[-1].health.isolations == ["gvisor"]
+    await world.halt()
+    world.boot()
+    gate = asyncio.Event()
+
+    async def slow_probe():
+        await gate.wait()
+        return [Probe("machine.start", False, "broken meanwhile")]
+
+    world.driver.probe = slow_probe
+    await world.control.until(lambda: world.control.current_epoch == world.agent.epoch)
+    assert world.control.polls[-1].health.isolations == ["gvisor"]
+    gate.set()
+    await world.control.until(lambda: not world.agent._session._host.health._isolations())
+    await world.control.next_poll()
+    health = (await world.control.next_poll()).health
+    assert health.isolations == []
+    assert [(c.id, c.ok, c.fatal) for c in health.checks if c.id == "machine.start"] == [("machine.start", False, True)]
 
 
 async def test_observations_go_on_where_they_stopped(world):

@@ -3,9 +3,9 @@
 Read `agent.py` first (what runs beside what), then `record.py` (what is known of one placement, and what it should become),
 `executor.py` (how it gets there) and `session.py` (how control hears of it). Imports everything above it but `control`.
 
-    identity = load_identity(config.credential_path) or await enroll(...)
-    transport = HttpTransport(config.control_url, identity)
-    async with Journal.open(config.journal_path) as journal: ...          # done by the agent itself
+    config = AgentConfig(state_directory=path, control_url=url, facts=read_facts(path))
+    identity = load_identity(config.credential_path) or await enroll(config, token, registrar=HttpTransport(url), name=..., capacity=...)
+    transport = HttpTransport(url, identity.credential)
     agent = Agent(config, identity, drivers={Isolation.GVISOR: driver}, clock=clock, dice=os.urandom, transport=transport)
     loop.add_signal_handler(signal.SIGTERM, agent.stop)
     raise SystemExit(await agent.run())                                    # 0: asked to stop, 75: a newer run has taken over

@@ -106,7 +106,7 @@ class Agent:
         outbox = Outbox()
         ledger = Ledger(journal, outbox, boot_id=self._config.facts.boot_id)
         quarantine = Quarantine()
-        health = Health(self._config, self._drivers, quarantine, self._clock)
+        health = Health(self._config, self._drivers, quarantine, self._clock, recalled=ledger.isolations(), remember=ledger.keep_isolations)
         vault = Vault(self._fetch, self._dice)
         steps = Steps(ledger, self._drivers, self._guests, vault, clock=self._clock, dice=self._dice, parallel=self._config.parallel_max)
         executor = Executor(ledger, steps, self._dice)
@@ -155,9 +155,10 @@ class Agent:
 
     async def _talk(self, health: Health) -> None:
         async with asyncio.TaskGroup() as group:
-            # Control should learn with the first poll what works here; but a probe that hangs must not cost the lease.
+            # Control should learn with the first poll what works here; but what worked in this boot need not be waited for, and a
+            # probe that hangs must not cost the lease.
             probe = group.create_task(health.probe())
-            await asyncio.wait({probe}, timeout=PROBE_S_MAX)
+            await asyncio.wait({probe}, timeout=0.0 if health.recalled else PROBE_S_MAX)
             group.create_task(self._session.poll_forever())
             await probe
             group.create_task(health.keep_probing())

@@ -7,7 +7,7 @@ start real guests, at start-up, while one fails, and after a failure that points
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from atoll.agent.config import AgentConfig
@@ -34,8 +34,20 @@ SUSPICIOUS: Final = frozenset({Code.RUNTIME_MISSING, Code.START_FAILED, Code.GUE
 class Health:
     """Composes HostHealth."""
 
-    def __init__(self, config: AgentConfig, drivers: Mapping[Isolation, Driver], quarantine: Quarantine, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        drivers: Mapping[Isolation, Driver],
+        quarantine: Quarantine,
+        clock: Clock,
+        *,
+        recalled: Collection[str] = (),
+        remember: Callable[[Sequence[str]], Awaitable[None]] | None = None,
+    ) -> None:
+        """`recalled`: isolations that passed in an earlier run of this boot; they count until this run's own probes are done."""
         self._config = config
+        self.recalled = frozenset(recalled) & {str(isolation) for isolation in drivers}
+        self._remember = remember
         self._drivers = drivers
         self._quarantine = quarantine
         self._clock = clock
@@ -57,6 +69,8 @@ class Health:
         found = await asyncio.gather(*(Registry(driver_checks({i: self._drivers[i]})).run() for i in isolations))
         self._probed = dict(zip(isolations, found, strict=True))
         self._tell()
+        if self._remember is not None:
+            await self._remember(self._isolations())
 
     def suspect(self, code: Code) -> None:
         """A placement failed in a way that may be the host's fault: probe again soon."""
@@ -111,6 +125,8 @@ class Health:
         self._tell()
 
     def _isolations(self) -> list[str]:
+        if not self._probed:
+            return sorted(self.recalled)
         return [str(i) for i, found in self._probed.items() if all(f.ok or not f.fatal for f in found)]
 
     def _of_driver(self, finding: Finding) -> bool:

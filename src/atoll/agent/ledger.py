@@ -8,6 +8,7 @@ back. A change that the disk refuses raises and is seen by nobody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -15,10 +16,12 @@ from atoll.agent.intake import Judged, Verdict, judge
 from atoll.agent.journal import Journal, drop_records, load_facts, load_records, put_fact, put_record
 from atoll.agent.outbox import Outbox
 from atoll.agent.record import EndRule, Record
+from atoll.base.errors import Unavailable
 from atoll.domain.placement import Observed
 from atoll.wire.agent import Command
 
 LEASE_FACT = "lease"
+ISOLATIONS_FACT = "isolations"
 _LEASE_STEP_S = 5.0
 
 
@@ -137,6 +140,16 @@ class Ledger:
         """The lease of the last run, when it was in this boot of the kernel. *Units*: CLOCK_BOOTTIME seconds."""
         boot_id, _, until = self._facts.get(LEASE_FACT, "").partition(" ")
         return float(until) if until and boot_id == self.boot_id else None
+
+    def isolations(self) -> list[str]:
+        """Isolations whose probes passed when they were last run in this boot of the kernel."""
+        boot_id, _, names = self._facts.get(ISOLATIONS_FACT, "").partition(" ")
+        return names.split() if boot_id == self.boot_id else []
+
+    async def keep_isolations(self, names: Sequence[str]) -> None:
+        """Remember which isolations work here, so that the next run need not wait for its own probes to be useful."""
+        with contextlib.suppress(Unavailable):
+            await self._journal.write(put_fact(ISOLATIONS_FACT, f"{self.boot_id} {' '.join(names)}"))
 
     async def keep_lease(self, until: float) -> None:
         """Remember the lease for the next run. Kept in steps of 5 s: a run that restarts counts a little less, never more."""

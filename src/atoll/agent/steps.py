@@ -33,6 +33,8 @@ log = get_logger()
 
 SLOW_S: Final = 2.0
 """A step that lasts longer than this is reported while it lasts; shorter ones are not worth a commit and a message."""
+VERSION_MAX: Final = 64
+"""Of what a guest says of its version: it goes into every observation."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
@@ -125,7 +127,7 @@ class Steps:
         hello = await self._guests.meet(
             record, address, token=lambda: self._vault.token(record.placement_id), init=lambda: self._init(record)
         )
-        return hello.guest_version or None
+        return hello.guest_version[:VERSION_MAX] or None
 
     async def _init(self, record: Record) -> Any:
         assert record.blueprint is not None
