@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the documents that follow from the code: docs/STATES.md, docs/ERRORS.md, docs/EVENTS.md, and the lock of error codes.
+"""Write the documents that follow from the code: docs/STATES.md, ERRORS.md, EVENTS.md, CLI.md, and the lock of error codes.
 
     scripts/generate_docs.py            write them
     scripts/generate_docs.py --check    say which are stale; status 1 when any is
@@ -29,6 +29,7 @@ if __name__ == "__main__":
 
 from atoll.base import errors
 from atoll.base.errors import HINTS, Code
+from atoll.cli import reference
 from atoll.domain import history, host, placement, sandbox
 from atoll.telemetry import events
 
@@ -63,7 +64,13 @@ def main() -> int:
 def documents() -> dict[Path, str]:
     """Every made file and what should be in it."""
     docs = ROOT / "docs"
-    return {docs / "STATES.md": states(), docs / "ERRORS.md": error_codes(), docs / "EVENTS.md": event_types(), LOCK: lock()}
+    return {
+        docs / "STATES.md": states(),
+        docs / "ERRORS.md": error_codes(),
+        docs / "EVENTS.md": event_types(),
+        reference.FILE: reference.text(),
+        LOCK: lock(),
+    }
 
 
 # States.

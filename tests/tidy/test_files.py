@@ -14,7 +14,7 @@ LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 
 # Modules that are started or found by name. Anything else that nobody imports is dead.
-ENTRIES = re.compile(r"^atoll\.(programs\.\w+|cli\.reference|store\.migrations\..+|cli\.reference|testing\..+|.*__main__)$")
+ENTRIES = re.compile(r"^atoll\.(programs\.\w+|cli\.reference|store\.migrations\..+|testing\..+|.*__main__)$")
 
 
 @cache
