@@ -115,7 +115,7 @@ class Agent:
         async with self._opened(executor):
             self.epoch = new_id(Prefix.EPOCH, self._dice)
             earlier = await journal.write(begin_epoch(self.epoch, boot_id=ledger.boot_id))
-            log.info(events.PROCESS_STARTED, epoch=self.epoch, host_id=self._identity.host_id, count=len(ledger))
+            log.info(events.EPOCH_BEGUN, epoch=self.epoch, host_id=self._identity.host_id, count=len(ledger))
             await settle(ledger, self._drivers, quarantine, inherited=steps.inherited, parallel=self._config.parallel_max)
             ledger.say_all()
             with contextlib.closing(self._make_alarm()) as alarm:

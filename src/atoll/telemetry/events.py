@@ -43,6 +43,7 @@ CLEANUP_FAILED: Final = "cleanup.failed"
 END_DECIDED: Final = "end.decided"
 JOURNAL_REFUSED: Final = "journal.refused"
 HOST_FENCED: Final = "host.fenced"
+EPOCH_BEGUN: Final = "epoch.begun"
 AGENT_SUPERSEDED: Final = "agent.superseded"
 
 # upkeep
