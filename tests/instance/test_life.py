@@ -21,7 +21,7 @@ FROM = Path("/proc")
 def test_the_first_up_shows_a_sandbox_and_what_to_do_next(fresh: Callable[[], Instance]) -> None:
     one = fresh()
     said = one.run("up").stdout
-    for expected in ("✓ first sandbox", "Debian GNU/Linux 12", "says 5050", "removed", "export E2B_API_KEY='e2b_", "Next:"):
+    for expected in ("✓ first sandbox", "Debian GNU/Linux 12", "says 5050", "remove", "export E2B_API_KEY='e2b_", "Next:"):
         assert expected in said
     assert one.ids() == set()
     for _ in range(3):  # somebody may be changing the code of this checkout

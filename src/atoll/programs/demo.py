@@ -15,8 +15,8 @@ from atoll.client.target import Target
 
 T = TypeVar("T")
 
-COMMAND = "uname -sr && id -un && cat /etc/os-release | grep PRETTY_NAME"
-PYTHON = "import sys, platform; print('Python', platform.python_version(), 'says', sum(range(101)))"
+COMMAND = "uname -sr; id -un; grep PRETTY_NAME /etc/os-release"
+PYTHON = 'import platform; print("Python", platform.python_version(), "says", sum(range(101)))'  # fmt: skip
 _GONE_S = 30.0
 
 

@@ -23,7 +23,7 @@ class Heard:
         self._problem = ""
 
     def __call__(self, health: HostHealth) -> None:
-        failed = [check.id for check in health.checks if not check.ok and check.fatal]
+        failed = dict.fromkeys(check.id for check in health.checks if not check.ok and check.fatal)
         problem = f"failed checks: {', '.join(failed)}" if failed else ""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if problem == self._problem and now - self._written_at < _WRITE_EVERY_S:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import compileall
 import os
+import shlex
 import shutil
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +20,7 @@ from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.client.target import Target, of_instance
 from atoll.programs import demo, edge_config, export, instance, layout, ports, probes, supervision
 from atoll.programs.children import fingerprint
-from atoll.programs.files import exclusive
+from atoll.programs.files import exclusive, read_json
 from atoll.programs.identity import living
 from atoll.programs.layout import PROCESSES, Layout
 from atoll.programs.steps import Steps, duration, wait_for
@@ -28,6 +30,8 @@ BINARIES: Final = ("atoll-guest", "atoll-io", "runsc")
 WAIT_S: Final = {"control": 40.0, "agent": 60.0, "edge": 20.0}
 HOST_S: Final = 60.0
 DEATHS_MAX: Final = 5
+FAILING_S: Final = 10.0
+"""How long failed checks of the host may last before they count: a self-test may be late on a machine that is busy starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +148,46 @@ def _check_ports(place: Layout, config: instance.Config) -> None:
 def _wait_healthy(place: Layout, config: instance.Config, steps: Steps) -> None:
     for name in PROCESSES:
         with steps.step(name) as step:
-
-            def look(name: str = name) -> probes.ProcessView | None:
-                view = probes.look(name, place, config)
-                if view.pid is None and _deaths(place, name) >= DEATHS_MAX:
-                    raise _not_well(place, name, f"keeps ending ({_deaths(place, name)} times)")
-                return view if view.healthy else None
-
-            def problem(name: str = name) -> AtollError:
-                detail = probes.look(name, place, config).detail
-                return _not_well(place, name, f"is not well after {WAIT_S[name]:.0f} s: {detail}")
-
-            view = wait_for(look, within_s=WAIT_S[name], problem=problem)
+            view = _wait_one(place, config, name)
             step.detail = f"pid {view.pid}" + (f", {view.version}" if view.version else "") + (f", {view.address}" if view.address else "")
+
+
+def _wait_one(place: Layout, config: instance.Config, name: str) -> probes.ProcessView:
+    failing_since: float | None = None
+
+    def look() -> probes.ProcessView | None:
+        nonlocal failing_since
+        view = probes.look(name, place, config)
+        if view.pid is None and _deaths(place, name) >= DEATHS_MAX:
+            raise _not_well(place, name, f"keeps ending ({_deaths(place, name)} times)")
+        failed = _failed_checks(place) if name == "agent" and not view.healthy else []
+        failing_since = (failing_since or time.monotonic()) if failed else None
+        if failing_since is not None and time.monotonic() - failing_since > FAILING_S:
+            raise _host_unfit(failed)
+        return view if view.healthy else None
+
+    def problem() -> AtollError:
+        detail = probes.look(name, place, config).detail
+        return _not_well(place, name, f"is not well after {WAIT_S[name]:.0f} s: {detail}")
+
+    return wait_for(look, within_s=WAIT_S[name], problem=problem)
+
+
+def _failed_checks(place: Layout) -> list[dict[str, Any]]:
+    """What the running agent found wrong with this machine, and would keep it from taking sandboxes."""
+    record = read_json(place.agent_health) or {}
+    running = living(place.pid_file("agent"))
+    if running is None or record.get("pid") != running.pid:
+        return []
+    return [check for check in record.get("checks") or [] if check.get("fatal") and not check.get("ok")]
+
+
+def _host_unfit(failed: list[dict[str, Any]]) -> AtollError:
+    found = "; ".join(dict.fromkeys(f"{check.get('id')}: {check.get('detail')}" for check in failed))
+    fixes = "; ".join(dict.fromkeys(str(check["fix"]) for check in failed if check.get("fix")))
+    return Refused(
+        Code.SETUP_FAILED, f"this machine takes no sandboxes: {found}", hint=f"{fixes or 'See the checks'}. `atoll doctor` shows them all."
+    )
 
 
 def _deaths(place: Layout, name: str) -> int:
@@ -231,16 +262,15 @@ def _first_sandbox(target: Target, steps: Steps) -> demo.Demo:
         shown = demo.run(target)
         step.detail = shown.sandbox_id + (f" ({shown.isolation})" if shown.isolation else "")
     steps.say()
-    steps.say(f"  created                      {duration(shown.create_ms):>8}")
-    steps.say(f"  $ {shown.command}")
-    for line in shown.command_said.splitlines():
-        steps.say(f"    {line}")
-    steps.say(f"  {'':28} {duration(shown.command_ms):>8}")
-    steps.say("  $ python3 -c ...")
-    for line in shown.python_said.splitlines():
-        steps.say(f"    {line}")
-    steps.say(f"  {'':28} {duration(shown.python_ms):>8}")
-    steps.say(f"  removed                      {duration(shown.remove_ms):>8}")
+    for what, elapsed_ms, said in (
+        ("create", shown.create_ms, ""),
+        (f"$ {shown.command}", shown.command_ms, shown.command_said),
+        (f"$ python3 -c {shlex.quote(demo.PYTHON)}", shown.python_ms, shown.python_said),
+        ("remove", shown.remove_ms, ""),
+    ):
+        steps.say(f"  {duration(elapsed_ms):>8}  {what}")
+        for line in said.splitlines():
+            steps.say(f"            {line}")
     return shown
 
 
