@@ -132,7 +132,8 @@ class SlotPool:
 
         *Errors*: Refused(INSUFFICIENT_SLOTS) when all numbers are used, OSError of the kernel.
         """
-        if not self._ready:
+        while not self._ready:
+            # Somebody else may take what was made before this goes on.
             await self._make(self._make_ready)
         slot = self._ready.popleft()
         self._wanted.set()
