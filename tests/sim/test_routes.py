@@ -128,6 +128,19 @@ async def test_what_is_not_ready_has_no_route(world: World, agent: Agent) -> Non
     assert found.json()["sandbox_id"] == sandbox_id
 
 
+async def test_a_second_look_at_a_guest_does_not_take_its_route_away(world: World, agent: Agent) -> None:
+    """A route that ended and came back under one revision would stay ended: edges take no older or equal word after an end."""
+    sandbox_id, placement_id = await ready(world, agent)
+    async with following(world) as stream:
+        revision = (await stream.line())["routes"][0]["revision"]
+        for is_ready in (False, True):
+            agent.see(placement_id, observed=Observed.RUNNING, ready=is_ready, address="10.64.0.2")
+            await agent.observe()
+            line = await stream.line()
+            assert (line["type"], line["route"]["revision"]) == ("route", revision)
+    assert (await world.facts(sandbox_id)).sandbox.state == "ready"
+
+
 async def test_a_guest_that_ended_by_itself_is_gone_at_once(world: World, agent: Agent) -> None:
     sandbox_id, placement_id = await ready(world, agent)
     async with following(world) as stream:

@@ -145,7 +145,9 @@ class Routes:
                 _offer(queue, None)
 
     def _route(self, sandbox: Sandbox, placement: Placement | None) -> Route | None:
-        if sandbox.state is not State.READY or placement is None or not placement.ready or placement.address is None:
+        # A ready sandbox keeps its route although its agent may have to look again at the guest: that would be a route's end and its
+        # return under one revision, and edges rightly take no older or equal word after an end.
+        if sandbox.state is not State.READY or placement is None or placement.address is None:
             return None
         network = sandbox.spec.network
         traffic = None if network.public_traffic else hashlib.sha256(self._tokens.traffic(sandbox.id).encode()).hexdigest()

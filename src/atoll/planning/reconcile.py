@@ -273,7 +273,8 @@ def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: f
         state=sb.step(sandbox.state, Event.RELEASE),
         reason=str(reason),
         detail=heard.report.detail if heard else None,
-        failing=ended not in ("end_at", "exit"),
+        # A guest that ends by itself before it ever answered was no success, whatever its exit says.
+        failing=ended != "end_at" and (ended != "exit" or sandbox.started_at is None),
         release_requested_at=now,
     )
     return _confirmed(releasing, placement, (gone,), now)

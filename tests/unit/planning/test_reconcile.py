@@ -251,6 +251,13 @@ def test_how_a_ready_sandbox_ends_by_itself(ended_by: str | None, state: State, 
     assert gone.placement.holding is Holding.NONE
 
 
+def test_a_guest_that_never_answered_and_ended_by_itself_has_failed() -> None:
+    facts = placed(attempts=ATTEMPTS_MAX - 1)
+    gone = after(facts, Heard(report(facts, Observed.ABSENT, reason=Code.GUEST_EXITED), ended_by="exit"))
+    assert gone.sandbox.state is State.FAILED
+    assert gone.sandbox.reason == Code.GUEST_EXITED
+
+
 @pytest.mark.parametrize("ended_by", ["end_at", "lease"])
 def test_an_end_that_comes_before_ready_is_an_end_not_a_replacement(ended_by: str) -> None:
     facts = placed()
