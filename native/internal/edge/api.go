@@ -81,7 +81,7 @@ func (e *Edge) serveAPI(w http.ResponseWriter, r *http.Request) {
 	response, err := e.api.send(x)
 	if err != nil {
 		if x.departed() {
-			panic(http.ErrAbortHandler)
+			x.abort()
 		}
 		e.metrics.apiFailed.Add(1)
 		e.explainControl(w, r, err)

@@ -47,7 +47,7 @@ func TestTheAPIStreamsBothWays(t *testing.T) {
 
 func TestControlAway(t *testing.T) {
 	control := newFakeControl(t)
-	te := startEdge(t, control)
+	te := startEdge(t, control, func(c *Config) { c.Limits.ControlPatienceMS = -1 })
 	control.setAPI(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	// It took the request and died: who knows what it did.
 	r, _ := http.NewRequest(http.MethodPost, te.url+"/sandboxes", strings.NewReader("{}"))

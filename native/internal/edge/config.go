@@ -25,6 +25,7 @@ type Config struct {
 // Limits bound what clients can make the edge hold. Zero means the default.
 type Limits struct {
 	Connections        int `json:"connections"`          // client connections; above it 429
+	Requests           int `json:"requests"`             // open requests of all clients; above it 429
 	PerSandbox         int `json:"per_sandbox"`          // open requests of one sandbox; above it 429
 	AsksInFlight       int `json:"asks_in_flight"`       // look-ups at control at once
 	AsksWaiting        int `json:"asks_waiting"`         // look-ups that may queue behind them
@@ -33,7 +34,7 @@ type Limits struct {
 	HeaderTimeoutS     int `json:"header_timeout_s"`     // for a request's headers to arrive
 	IdleTimeoutS       int `json:"idle_timeout_s"`       // between two requests of a connection
 	DrainS             int `json:"drain_s"`              // for open requests when the edge stops
-	ControlPatienceMS  int `json:"control_patience_ms"`  // an API request waits so long for control to come back
+	ControlPatienceMS  int `json:"control_patience_ms"`  // an API request waits so long for control to restart; negative: not
 	ControlPatienceMax int `json:"control_patience_max"` // API requests that may wait so at once
 }
 
@@ -44,13 +45,14 @@ func orDefault(value *int, fallback int) {
 }
 
 func (l *Limits) fill() {
-	// Each proxied request costs two descriptors, and an upgraded one nothing more.
+	// A request costs two descriptors at most: its client's connection, unless others share it, and one into a guest.
 	connections := 10000
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err == nil && files.Cur < 1<<20 {
 		connections = min(connections, max(64, (int(files.Cur)-256)*2/5))
 	}
 	orDefault(&l.Connections, connections)
+	orDefault(&l.Requests, l.Connections)
 	orDefault(&l.PerSandbox, 1024)
 	orDefault(&l.AsksInFlight, 16)
 	orDefault(&l.AsksWaiting, 256)
@@ -60,6 +62,9 @@ func (l *Limits) fill() {
 	orDefault(&l.IdleTimeoutS, 120)
 	orDefault(&l.DrainS, 5)
 	orDefault(&l.ControlPatienceMax, 256)
+	if l.ControlPatienceMS == 0 {
+		l.ControlPatienceMS = 3000
+	}
 }
 
 // LoadConfig reads and checks a configuration file.

@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -68,92 +67,6 @@ func newExchange(ctx context.Context, w http.ResponseWriter, r *http.Request, to
 	return x
 }
 
-// oneBody is the client's body, which the transport may close but which belongs to the server. A read of it can be
-// interrupted: while the transport waits for more of it, it tells nobody that its connection has broken.
-type oneBody struct {
-	io.ReadCloser
-	controller *http.ResponseController
-	touched    atomic.Bool
-
-	mu          sync.Mutex
-	interrupted bool
-	over        bool
-}
-
-func (b *oneBody) Read(p []byte) (int, error) {
-	b.touched.Store(true)
-	return b.ReadCloser.Read(p)
-}
-
-func (b *oneBody) Close() error { return nil }
-
-func (b *oneBody) interrupt() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	// Under the lock: a response writer must not be touched once its handler has returned.
-	if !b.over && !b.interrupted {
-		b.interrupted = true
-		_ = b.controller.SetReadDeadline(longAgo)
-	}
-}
-
-// body returns the request's body, or nil when it has none.
-func (x *exchange) body() *oneBody {
-	body, _ := x.out.Body.(*oneBody)
-	return body
-}
-
-// untouched is true when nothing of the request's body has been read, so that it can be sent elsewhere.
-func (x *exchange) untouched() bool {
-	body := x.body()
-	return body == nil || !body.touched.Load()
-}
-
-// interrupt makes the transport stop waiting for the request's body. The answer can still be written.
-func (x *exchange) interrupt() {
-	if body := x.body(); body != nil {
-		body.interrupt()
-	}
-}
-
-// departed is true when the client has gone. Its context alone does not say: an interrupted read ends that, too.
-func (x *exchange) departed() bool {
-	if x.in.Context().Err() == nil {
-		return false
-	}
-	body := x.body()
-	if body == nil {
-		return true
-	}
-	body.mu.Lock()
-	defer body.mu.Unlock()
-	return !body.interrupted
-}
-
-// finish must be called before the handler returns.
-func (x *exchange) finish() {
-	body := x.body()
-	if body == nil {
-		return
-	}
-	body.mu.Lock()
-	body.over = true
-	body.mu.Unlock()
-	if conn := x.conn.Swap(nil); conn != nil {
-		conn.Unwatch(&x.broken)
-	}
-}
-
-// watch is told which connection the request goes over.
-func (x *exchange) watch(got httptrace.GotConnInfo) {
-	if conn, ok := got.Conn.(*node.Conn); ok && x.body() != nil && !x.shared {
-		if old := x.conn.Swap(conn); old != nil {
-			old.Unwatch(&x.broken)
-		}
-		conn.Watch(&x.broken)
-	}
-}
-
 // interim passes 1xx answers on. 100 is not: the server sends it when the transport starts to read the body.
 func (x *exchange) interim(code int, header textproto.MIMEHeader) error {
 	x.mu.Lock()
@@ -190,8 +103,7 @@ func (x *exchange) again() {
 	x.mu.Unlock()
 }
 
-// deliver passes the answer to the client. It panics with http.ErrAbortHandler when the answer breaks off, so that the
-// client sees a broken answer rather than a short one.
+// deliver passes the answer to the client; it aborts when the answer breaks off.
 func (x *exchange) deliver(response *http.Response) {
 	if response.StatusCode == http.StatusSwitchingProtocols {
 		x.switchProtocols(response)
@@ -214,7 +126,7 @@ func (x *exchange) deliver(response *http.Response) {
 	}
 	x.writer.WriteHeader(response.StatusCode)
 	if err := x.pour(response); err != nil {
-		panic(http.ErrAbortHandler)
+		x.abort()
 	}
 	_ = response.Body.Close() // fills in the trailers
 	if len(response.Trailer) == 0 {
@@ -262,59 +174,6 @@ func (x *exchange) pour(response *http.Response) error {
 		}
 		return conn.gather(func() error { return send(piece) })
 	})
-}
-
-// Small buffers serve streams that say little now and then; the first full read fetches a large one.
-const (
-	smallBuffer = 4 << 10
-	largeBuffer = 64 << 10
-	smallRuns   = 16
-)
-
-var (
-	smallBuffers = sync.Pool{New: func() any { return new([smallBuffer]byte) }}
-	largeBuffers = sync.Pool{New: func() any { return new([largeBuffer]byte) }}
-)
-
-// pump sends what it reads, piece by piece, until from ends.
-func pump(from io.Reader, send func(piece []byte) error) error {
-	small := smallBuffers.Get().(*[smallBuffer]byte)
-	defer smallBuffers.Put(small)
-	var large *[largeBuffer]byte
-	release := func() {
-		if large != nil {
-			largeBuffers.Put(large)
-			large = nil
-		}
-	}
-	defer release()
-	buffer, quiet := small[:], 0
-	for {
-		n, err := from.Read(buffer)
-		if n > 0 {
-			if err := send(buffer[:n]); err != nil {
-				return err
-			}
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		switch {
-		case n == len(buffer) && large == nil:
-			large = largeBuffers.Get().(*[largeBuffer]byte)
-			buffer, quiet = large[:], 0
-		case n > smallBuffer:
-			quiet = 0
-		case large != nil:
-			if quiet++; quiet > smallRuns {
-				release()
-				buffer = small[:]
-			}
-		}
-	}
 }
 
 var longAgo = time.Unix(1, 0)

@@ -544,6 +544,41 @@ func TestConnectionsToTheGuestAreReused(t *testing.T) {
 	}
 }
 
+// A server that closes after each answer must not cost the client its own connection.
+func TestTheClientsConnectionOutlivesTheServers(t *testing.T) {
+	te, g, _ := oneGuest(t, say("guest"))
+	port := g.serve(0, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close")
+		_, _ = io.Copy(w, r.Body)
+	}))
+	transport := h1Transport(t)
+	fresh := 0
+	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
+		if !got.Reused {
+			fresh++
+		}
+	}}
+	for n := range 50 {
+		text := strings.Repeat("x", n*1000)
+		request := te.request(t, http.MethodPost, "/", g.id, port, strings.NewReader(text))
+		if n%2 == 0 {
+			request = te.request(t, http.MethodPost, "/", g.id, port, newReader(text))
+		}
+		response, err := transport.RoundTrip(request.WithContext(httptrace.WithClientTrace(t.Context(), trace)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(response.Body)
+		_ = response.Body.Close()
+		if err != nil || string(got) != text {
+			t.Fatalf("request %d: %d bytes, %v", n, len(got), err)
+		}
+	}
+	if fresh != 1 {
+		t.Fatalf("%d connections for 50 requests", fresh)
+	}
+}
+
 func TestPump(t *testing.T) {
 	for _, size := range []int{0, 1, smallBuffer, smallBuffer + 1, largeBuffer * 3} {
 		total, pieces := 0, 0

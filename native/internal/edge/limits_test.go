@@ -77,6 +77,24 @@ func TestTooManyConnections(t *testing.T) {
 	}
 }
 
+func TestTooManyRequestsOverFewConnections(t *testing.T) {
+	te, g, _ := oneGuest(t, streaming, func(c *Config) { c.Limits.Requests = 4 })
+	transport := h2cTransport(t)
+	for n := range 6 {
+		response, err := transport.RoundTrip(te.request(t, http.MethodGet, "/", g.id, 0, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = response.Body.Close() }()
+		if want := map[bool]int{true: 200, false: 429}[n < 4]; response.StatusCode != want {
+			t.Fatalf("request %d: %d, want %d", n, response.StatusCode, want)
+		}
+	}
+	if te.metrics.connections.Load() != 1 || te.metrics.requestsRefused.Load() != 2 {
+		t.Fatalf("%d connections, %d refused", te.metrics.connections.Load(), te.metrics.requestsRefused.Load())
+	}
+}
+
 func TestLargeHeadersAreRefused(t *testing.T) {
 	te, g, _ := oneGuest(t, say("guest"))
 	r := te.request(t, http.MethodGet, "/", g.id, 0, nil)

@@ -21,7 +21,9 @@ type metrics struct {
 
 	connections        atomic.Int64
 	connectionsRefused atomic.Int64
-	open               atomic.Int64
+	requests           atomic.Int64
+	requestsRefused    atomic.Int64
+	open               atomic.Int64 // of requests, those that a sandbox has
 	bytesOut           atomic.Int64
 	sandboxByClass     [6]atomic.Int64 // by the first digit of the guest's status
 	apiByClass         [6]atomic.Int64
@@ -88,6 +90,8 @@ func (e *Edge) writeMetrics(w io.Writer) {
 	p.one("atoll_edge_routes_refused_total", "counter", "Routes that could not be used.", m.badRoutes.Load())
 	p.one("atoll_edge_connections", "gauge", "Client connections, with upgraded ones.", m.connections.Load())
 	p.one("atoll_edge_connections_refused_total", "counter", "Client connections above the limit.", m.connectionsRefused.Load())
+	p.one("atoll_edge_requests_open", "gauge", "Requests that are open, with streams.", m.requests.Load())
+	p.one("atoll_edge_requests_refused_total", "counter", "Requests above the limit.", m.requestsRefused.Load())
 	p.one("atoll_edge_sandbox_requests_open", "gauge", "Requests and streams that sandboxes have open.", m.open.Load())
 	p.one("atoll_edge_answer_bytes_total", "counter", "Bytes of answers carried to clients.", m.bytesOut.Load())
 	p.classes("atoll_edge_sandbox_requests_total", "Requests that a sandbox answered, by class of status.", &m.sandboxByClass)

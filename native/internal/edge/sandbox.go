@@ -162,7 +162,7 @@ func (e *Edge) carry(w http.ResponseWriter, r *http.Request, t target, found *en
 	response, err := x.send(func(out *http.Request) (*http.Response, error) { return placement.RoundTrip(out, port, wire) })
 	if err != nil {
 		if x.departed() {
-			panic(http.ErrAbortHandler) // the client has gone: nobody is there to be told
+			x.abort() // the client has gone: nobody is there to be told
 		}
 		refusal, retry = e.explain(err, route, t.port)
 		return refusal, retry && x.untouched()

@@ -63,7 +63,14 @@ func (e *Edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		sandboxError{Message: "Too many connections", Code: http.StatusTooManyRequests}.write(w, r)
 		return
 	}
-	defer e.recover()
+	// Over HTTP/2 one connection carries many requests, so connections alone are no limit.
+	defer e.metrics.requests.Add(-1)
+	if e.metrics.requests.Add(1) > int64(e.config.Limits.Requests) {
+		e.metrics.requestsRefused.Add(1)
+		sandboxError{Message: "Too many requests at once", Code: http.StatusTooManyRequests}.write(w, r)
+		return
+	}
+	defer e.recover(w)
 	t := findTarget(r, e.domain)
 	switch t.aim {
 	case aimSandbox:
@@ -79,7 +86,7 @@ func (e *Edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // recover logs a fault of ours without the request, whose URL may be a secret, and lets the server cut the connection.
-func (e *Edge) recover() {
+func (e *Edge) recover(w http.ResponseWriter) {
 	fault := recover()
 	if fault == nil {
 		return
@@ -88,6 +95,7 @@ func (e *Edge) recover() {
 		e.metrics.panics.Add(1)
 		e.log.Error("edge.request.fault", "fault", fmt.Sprint(fault), "stack", string(debug.Stack()))
 	}
+	cut(w)
 	panic(http.ErrAbortHandler)
 }
 
@@ -99,7 +107,7 @@ func (e *Edge) server(ctx context.Context) *http.Server {
 	return &http.Server{
 		Handler:           e,
 		Protocols:         protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 1000, MaxReceiveBufferPerStream: 1 << 20, MaxReceiveBufferPerConnection: 4 << 20},
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 250, MaxReceiveBufferPerStream: 1 << 20, MaxReceiveBufferPerConnection: 4 << 20},
 		ReadHeaderTimeout: time.Duration(limits.HeaderTimeoutS) * time.Second,
 		IdleTimeout:       time.Duration(limits.IdleTimeoutS) * time.Second,
 		MaxHeaderBytes:    limits.HeaderBytes,

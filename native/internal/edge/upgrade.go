@@ -18,12 +18,12 @@ func (x *exchange) switchProtocols(response *http.Response) {
 	inner, ok := response.Body.(io.ReadWriteCloser)
 	if !ok || x.upgrade == "" || !strings.EqualFold(x.upgrade, response.Header.Get("Upgrade")) {
 		_ = response.Body.Close()
-		panic(http.ErrAbortHandler) // an upgrade that nobody asked for
+		x.abort() // an upgrade that nobody asked for
 	}
 	defer func() { _ = inner.Close() }()
 	outer, buffered, err := http.NewResponseController(x.writer).Hijack()
 	if err != nil {
-		panic(http.ErrAbortHandler) // HTTP/2 has no upgrade; the transport would not have sent one
+		x.abort() // HTTP/2 has no upgrade; the transport would not have sent one
 	}
 	defer func() { _ = outer.Close() }()
 	// The server left the deadlines of the request's head on it.

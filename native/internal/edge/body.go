@@ -1,0 +1,118 @@
+package edge
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"atoll.local/native/internal/node"
+)
+
+// oneBody is the client's body, which the transport may close but which belongs to the server. A read of it can be
+// interrupted: while the transport waits for more of it, it tells nobody that its connection has broken.
+type oneBody struct {
+	io.ReadCloser
+	controller *http.ResponseController
+	touched    atomic.Bool
+	ended      atomic.Bool // nothing more is to come, so nobody waits for it
+
+	mu          sync.Mutex
+	interrupted bool
+	over        bool
+}
+
+func (b *oneBody) Read(p []byte) (int, error) {
+	b.touched.Store(true)
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.ended.Store(true)
+	}
+	return n, err
+}
+
+func (b *oneBody) Close() error { return nil }
+
+func (b *oneBody) interrupt() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	// Under the lock: a response writer must not be touched once its handler has returned.
+	// A body that has ended must be left alone: the next request comes over the same connection.
+	if !b.over && !b.interrupted && !b.ended.Load() {
+		b.interrupted = true
+		_ = b.controller.SetReadDeadline(longAgo)
+	}
+}
+
+// body returns the request's body, or nil when it has none.
+func (x *exchange) body() *oneBody {
+	body, _ := x.out.Body.(*oneBody)
+	return body
+}
+
+// untouched is true when nothing of the request's body has been read, so that it can be sent elsewhere.
+func (x *exchange) untouched() bool {
+	body := x.body()
+	return body == nil || !body.touched.Load()
+}
+
+// interrupt makes the transport stop waiting for the request's body. The answer can still be written.
+func (x *exchange) interrupt() {
+	if body := x.body(); body != nil {
+		body.interrupt()
+	}
+}
+
+// departed is true when the client has gone. Its context alone does not say: an interrupted read ends that, too.
+func (x *exchange) departed() bool {
+	if x.in.Context().Err() == nil {
+		return false
+	}
+	body := x.body()
+	if body == nil {
+		return true
+	}
+	body.mu.Lock()
+	defer body.mu.Unlock()
+	return !body.interrupted
+}
+
+// abort breaks the answer off, so that the client sees a broken one rather than a short one. Without the cut the server
+// would first wait for the rest of the request.
+func (x *exchange) abort() {
+	x.finish()
+	cut(x.writer)
+	panic(http.ErrAbortHandler)
+}
+
+// A client whose request is not wanted to its end has so long to notice, before its connection is closed.
+const lingering = 5 * time.Second
+
+// finish must be called before the handler returns.
+func (x *exchange) finish() {
+	body := x.body()
+	if body == nil {
+		return
+	}
+	body.mu.Lock()
+	if !body.over && !body.interrupted && !body.ended.Load() && x.in.ProtoMajor == 1 {
+		_ = body.controller.SetReadDeadline(time.Now().Add(lingering))
+	}
+	body.over = true
+	body.mu.Unlock()
+	if conn := x.conn.Swap(nil); conn != nil {
+		conn.Unwatch(&x.broken)
+	}
+}
+
+// watch is told which connection the request goes over.
+func (x *exchange) watch(got httptrace.GotConnInfo) {
+	if conn, ok := got.Conn.(*node.Conn); ok && x.body() != nil && !x.shared {
+		if old := x.conn.Swap(conn); old != nil {
+			old.Unwatch(&x.broken)
+		}
+		conn.Watch(&x.broken)
+	}
+}
