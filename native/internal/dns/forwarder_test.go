@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,16 +34,8 @@ func startResolver(t *testing.T, change ...func(*resolver)) *resolver {
 	for _, apply := range change {
 		apply(r)
 	}
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn, listener := listenBoth(t)
 	r.address = conn.LocalAddr().String()
-	listener, err := net.Listen("tcp", r.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close(); _ = listener.Close() })
 	go func() {
 		buffer := make([]byte, 65535)
 		for {
@@ -81,6 +75,26 @@ func startResolver(t *testing.T, change ...func(*resolver)) *resolver {
 	return r
 }
 
+// listenBoth takes a port that is free for UDP and for TCP.
+func listenBoth(t *testing.T) (net.PacketConn, net.Listener) {
+	t.Helper()
+	for range 100 {
+		conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener, err := net.Listen("tcp", conn.LocalAddr().String())
+		if err != nil {
+			_ = conn.Close()
+			continue
+		}
+		t.Cleanup(func() { _ = conn.Close(); _ = listener.Close() })
+		return conn, listener
+	}
+	t.Fatal("no port is free")
+	return nil, nil
+}
+
 func (r *resolver) answer(text []byte) []byte {
 	r.asked.Add(1)
 	if r.hold != nil {
@@ -117,6 +131,13 @@ func startForwarder(t *testing.T, config Config) *Forwarder {
 		config.Listen = []string{"127.0.0.1:0"}
 	}
 	f, err := New(config, slog.New(slog.NewJSONHandler(io.Discard, nil)))
+	for range 100 {
+		if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+		// Port 0 was given one for UDP that is taken for TCP.
+		f, err = New(config, slog.New(slog.NewJSONHandler(io.Discard, nil)))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
