@@ -1,8 +1,9 @@
 """Agents' sessions: who may speak for a host, and what is answered.
 
 Theory of operation. A poll is checked in layers, each refusing one kind of stale message: credential (version), protocol, epoch, poll
-sequence. It commits lease and heartbeat before it is answered. Then observations are applied, one commit each; then what the host
-should do is compared with what the agent says that it holds, and the difference is the answer. Subscribe first, then read, then park.
+sequence. Its lease is committed before it is answered: polls that follow each other within two seconds are answered with what is left of
+the one that was committed last. Then observations are applied, one commit each; then what the host should do is compared with what the
+agent says that it holds, and the difference is the answer. Subscribe first, then read, then park.
 A poll that was overtaken by a newer one is answered STALE_POLL. Silence, or an empty inventory, is never absence.
 """
 
@@ -28,7 +29,7 @@ from atoll.control.orders import Orders
 from atoll.domain.host import Host
 from atoll.domain.placement import Holding, Report
 from atoll.domain.sandbox import State
-from atoll.planning.reconcile import Heard
+from atoll.planning.reconcile import Facts, Heard
 from atoll.store import facts, hosts, sandboxes
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
@@ -40,8 +41,13 @@ LOG = get_logger()
 LEASE_S: Final = 300.0
 FRESH_S: Final = 30.0
 """A session that was heard of this recently is not taken over by a stranger."""
+RENEW_S: Final = 2.0
+"""A host that was heard of this recently needs no new heartbeat: a busy agent polls more often than that."""
 _MOMENT_S: Final = 0.001
 """Less than this is no time to park for."""
+
+_Health = tuple[frozenset[str], frozenset[str], tuple[str, ...]]
+"""Isolations, images, problems."""
 
 
 @dataclass(slots=True)
@@ -96,14 +102,14 @@ class Sessions:
         if session.newest is not None:
             session.newest.set()
         session.newest, session.poll_seq = overtaken, poll.poll_seq
-        await self._commit_poll(host, poll)
+        lease_s = await self._renew(host, poll)
         self._reconciler.ends.heard(host.id, poll.end_revisions)
         acknowledged, _ = await self.hear(host, poll.observations)
         with self._hub.work_for(host.id) as work:
             until = self._clock.boot() + poll.park_s
             while True:
                 work.clear()
-                answer = await self._answer(host, poll, acknowledged, received_at=received_at)
+                answer = await self._answer(host, poll, acknowledged, received_at=received_at, lease_s=lease_s)
                 if overtaken.is_set():
                     raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
                 left = until - self._clock.boot()
@@ -161,9 +167,10 @@ class Sessions:
         return acknowledged, committed
 
     async def _hear_one(self, host: Host, seen: wire.Observation) -> facts.Committed | None:
-        known = await self._store.read(lambda conn: facts.load(conn, seen.sandbox_id))
-        if known is None or known.placement is None or known.placement.id != seen.placement_id or known.placement.host_id != host.id:
-            return None
+        def meant(known: Facts) -> bool:
+            place = known.placement
+            return place is not None and place.id == seen.placement_id and place.host_id == host.id
+
         report = Report(
             seq=seen.seq,
             observed=seen.observed,
@@ -174,7 +181,7 @@ class Sessions:
             detail=seen.detail,
             ready=seen.ready,
         )
-        done = await self._reconciler.apply(seen.sandbox_id, Heard(report, ended_by=seen.ended_by))
+        done = await self._reconciler.apply(seen.sandbox_id, Heard(report, ended_by=seen.ended_by), about=meant)
         if done is not None and done.changed and done.sandbox.state in (State.PENDING, State.RESERVING):
             await self._reconciler.settle(seen.sandbox_id)
         return done
@@ -235,13 +242,22 @@ class Sessions:
 
     # What a poll commits and is answered.
 
-    async def _commit_poll(self, host: Host, poll: wire.Poll) -> None:
-        now = self._clock.now()
+    async def _renew(self, host: Host, poll: wire.Poll) -> float:
+        """Have a lease committed for this poll, and say how long it is from when the poll was received."""
         problems = tuple(check.id for check in poll.health.checks if check.fatal and not check.ok)
         if poll.health.quarantined:
             problems = (*problems, "inventory.quarantine")
         health = (frozenset(poll.health.isolations), frozenset(poll.health.images), problems)
+        now = self._clock.now()
+        known = self._directory.host(host.id)
+        same = known is not None and known.epoch == poll.epoch and (host.isolations, host.images, host.problems) == health
+        # A wall clock that was set back in between makes the age negative, and the lease is made anew.
+        if same and host.seen_at is not None and host.lease_until is not None and 0.0 <= now - host.seen_at < RENEW_S:
+            return min(LEASE_S, host.lease_until - now)
+        await self._commit_poll(host, poll, health, now=now)
+        return LEASE_S
 
+    async def _commit_poll(self, host: Host, poll: wire.Poll, health: _Health, *, now: float) -> None:
         def work(conn: sa.Connection) -> Host:
             current = hosts.by_id(conn, host.id)
             if current is None:
@@ -265,13 +281,15 @@ class Sessions:
             used = await self._store.read(lambda conn: facts.used(conn, host.id))
             self._directory.put(after, used=used)
 
-    async def _answer(self, host: Host, poll: wire.Poll, acknowledged: dict[str, int], *, received_at: float) -> wire.PollAnswer:
+    async def _answer(
+        self, host: Host, poll: wire.Poll, acknowledged: dict[str, int], *, received_at: float, lease_s: float
+    ) -> wire.PollAnswer:
         wanted = await self._store.read(lambda conn: hosts.wanted(conn, host.id))
         behind = [w.placement_id for w in wanted if poll.holds.get(w.placement_id, 0) < w.desired_revision]
         late = {w.placement_id for w in wanted if poll.end_revisions.get(w.placement_id, 0) < w.end_revision}
         room = behind[: wire.COMMANDS_PER_POLL_MAX]
         loaded = await self._store.read(lambda conn: hosts.load_many(conn, [*room, *sorted(late - set(room))]))
-        answer = wire.PollAnswer(lease_s=LEASE_S, incarnation=self._incarnation, acknowledged=acknowledged)
+        answer = wire.PollAnswer(lease_s=lease_s, incarnation=self._incarnation, acknowledged=acknowledged)
         for placement, sandbox in loaded:
             if placement.id in room:
                 command, payload = await self._orders.command(placement, sandbox, epoch=poll.epoch)
