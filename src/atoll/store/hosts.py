@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -14,6 +15,23 @@ from atoll.domain.sandbox import Sandbox
 from atoll.store import rows
 from atoll.store.tables import ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
 
+# Made once: a poll runs most of them, and to make one costs twice as much as to run it.
+_BY_ID: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
+_BY_CREDENTIAL: Final = sa.select(HOSTS).where(HOSTS.c.credential_digest == sa.bindparam("digest"))
+_POLLED: Final = sa.update(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
+_WANTED: Final = (
+    sa.select(PLACEMENTS.c.id, PLACEMENTS.c.sandbox_id, PLACEMENTS.c.desired_revision, SANDBOXES.c.end_revision)
+    .join(SANDBOXES, SANDBOXES.c.id == PLACEMENTS.c.sandbox_id)
+    .where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), PLACEMENTS.c.holding != Holding.NONE.value)
+    .order_by(PLACEMENTS.c.created_at)
+)
+_PLACEMENTS: Final = sa.select(PLACEMENTS).where(PLACEMENTS.c.id.in_(sa.bindparam("ids", expanding=True)))
+_SANDBOXES: Final = sa.select(SANDBOXES).where(SANDBOXES.c.id.in_(sa.bindparam("ids", expanding=True)))
+_HOLDINGS: Final = sa.select(PLACEMENTS.c.id, PLACEMENTS.c.holding).where(
+    PLACEMENTS.c.id.in_(sa.bindparam("ids", expanding=True)), PLACEMENTS.c.host_id == sa.bindparam("host_id")
+)
+_PAYLOAD: Final = sa.select(PAYLOADS.c.sealed).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id"))
+
 
 def all_hosts(conn: sa.Connection) -> Sequence[Host]:
     """Every host, by name."""
@@ -22,7 +40,7 @@ def all_hosts(conn: sa.Connection) -> Sequence[Host]:
 
 def by_id(conn: sa.Connection, host_id: str) -> Host | None:
     """A host by id."""
-    row = conn.execute(sa.select(HOSTS).where(HOSTS.c.id == host_id)).mappings().first()
+    row = conn.execute(_BY_ID, {"of_id": host_id}).mappings().first()
     return rows.host(row) if row else None
 
 
@@ -34,7 +52,7 @@ def by_name(conn: sa.Connection, name: str) -> Host | None:
 
 def by_credential(conn: sa.Connection, digest: str) -> Host | None:
     """The host with this credential digest."""
-    row = conn.execute(sa.select(HOSTS).where(HOSTS.c.credential_digest == digest)).mappings().first()
+    row = conn.execute(_BY_CREDENTIAL, {"digest": digest}).mappings().first()
     return rows.host(row) if row else None
 
 
@@ -56,7 +74,7 @@ def save(conn: sa.Connection, host: Host) -> None:
 
 def polled(conn: sa.Connection, host_id: str, *, poll_seq: int, seen_at: float, lease_until: float) -> None:
     """Renew lease and heartbeat: the hot path of a poll; raises no revision, since it decides nothing."""
-    conn.execute(sa.update(HOSTS).where(HOSTS.c.id == host_id).values(poll_seq=poll_seq, seen_at=seen_at, lease_until=lease_until))
+    conn.execute(_POLLED, {"of_id": host_id, "poll_seq": poll_seq, "seen_at": seen_at, "lease_until": lease_until})
 
 
 def end_epoch(conn: sa.Connection, host_id: str, epoch: str, *, now: float) -> None:
@@ -125,46 +143,36 @@ class OnHost:
 
 def wanted(conn: sa.Connection, host_id: str) -> Sequence[OnHost]:
     """Every placement of the host that still holds something."""
-    found = conn.execute(
-        sa.select(PLACEMENTS.c.id, PLACEMENTS.c.sandbox_id, PLACEMENTS.c.desired_revision, SANDBOXES.c.end_revision)
-        .join(SANDBOXES, SANDBOXES.c.id == PLACEMENTS.c.sandbox_id)
-        .where(PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.holding != Holding.NONE.value)
-        .order_by(PLACEMENTS.c.created_at)
-    )
-    return [OnHost(*row) for row in found]
+    return [OnHost(*row) for row in conn.execute(_WANTED, {"host_id": host_id})]
 
 
 def load_many(conn: sa.Connection, placement_ids: Sequence[str]) -> Sequence[tuple[Placement, Sandbox]]:
     """Placements with their sandboxes, whole."""
     if not placement_ids:
         return []
-    places = {
-        row["id"]: rows.placement(row) for row in conn.execute(sa.select(PLACEMENTS).where(PLACEMENTS.c.id.in_(placement_ids))).mappings()
-    }
-    sandboxes = {
-        row["id"]: rows.sandbox(row)
-        for row in conn.execute(sa.select(SANDBOXES).where(SANDBOXES.c.id.in_({p.sandbox_id for p in places.values()}))).mappings()
-    }
+    places = {row["id"]: rows.placement(row) for row in conn.execute(_PLACEMENTS, {"ids": list(placement_ids)}).mappings()}
+    wanted = list({p.sandbox_id for p in places.values()})
+    sandboxes = {row["id"]: rows.sandbox(row) for row in conn.execute(_SANDBOXES, {"ids": wanted}).mappings()}
     return [(places[p], sandboxes[places[p].sandbox_id]) for p in placement_ids if p in places]
 
 
-def gone_or_unknown(conn: sa.Connection, host_id: str, placement_ids: Sequence[str]) -> tuple[set[str], set[str]]:
-    """Of these ids: which hold nothing any more, and which this host never had."""
+def gone_or_unknown(conn: sa.Connection, host_id: str, placement_ids: Sequence[str]) -> tuple[dict[str, int], set[str]]:
+    """Of these ids: which hold nothing any more, with their desired revision, and which this host never had."""
     if not placement_ids:
-        return set(), set()
+        return {}, set()
+    columns = (PLACEMENTS.c.id, PLACEMENTS.c.holding, PLACEMENTS.c.desired_revision)
     found = {
-        row[0]: row[1]
-        for row in conn.execute(
-            sa.select(PLACEMENTS.c.id, PLACEMENTS.c.holding).where(PLACEMENTS.c.id.in_(placement_ids), PLACEMENTS.c.host_id == host_id)
-        )
+        row[0]: (row[1], row[2])
+        for row in conn.execute(sa.select(*columns).where(PLACEMENTS.c.id.in_(placement_ids), PLACEMENTS.c.host_id == host_id))
     }
-    gone = {p for p, holding in found.items() if holding == Holding.NONE.value}
+    gone = {p: revision for p, (holding, revision) in found.items() if holding == Holding.NONE.value}
     return gone, {p for p in placement_ids if p not in found}
 
 
 def payload(conn: sa.Connection, sandbox_id: str) -> bytes | None:
     """A sandbox's sealed payload."""
-    return conn.execute(sa.select(PAYLOADS.c.sealed).where(PAYLOADS.c.sandbox_id == sandbox_id)).scalar_one_or_none()
+    sealed: bytes | None = conn.execute(_PAYLOAD, {"of_id": sandbox_id}).scalar_one_or_none()
+    return sealed
 
 
 def placements_held(conn: sa.Connection, host_id: str) -> int:

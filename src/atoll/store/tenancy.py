@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -11,6 +12,18 @@ from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Team
 from atoll.store import rows
 from atoll.store.tables import CLIENTS, TEAMS, TEMPLATES
+
+# Made once: every create runs them.
+_TEMPLATES: Final = (
+    sa.select(TEMPLATES)
+    .where(sa.or_(TEMPLATES.c.team_id == sa.bindparam("of_team"), TEMPLATES.c.team_id.is_(None), TEMPLATES.c.public))
+    .order_by(TEMPLATES.c.name)
+)
+_SPAWNED: Final = (
+    sa.update(TEMPLATES)
+    .where(TEMPLATES.c.id == sa.bindparam("of_id"))
+    .values(spawn_count=TEMPLATES.c.spawn_count + 1, last_spawned_at=sa.bindparam("at"))
+)
 
 
 def team_by_name(conn: sa.Connection, name: str) -> Team | None:
@@ -69,12 +82,7 @@ def revoke(conn: sa.Connection, team_id: str, client_id: str, *, now: float) -> 
 
 def templates_for(conn: sa.Connection, team_id: str) -> Sequence[Template]:
     """Templates that a team may use: its own, everybody's, and public ones."""
-    found = conn.execute(
-        sa.select(TEMPLATES)
-        .where(sa.or_(TEMPLATES.c.team_id == team_id, TEMPLATES.c.team_id.is_(None), TEMPLATES.c.public))
-        .order_by(TEMPLATES.c.name)
-    )
-    return [rows.template(row) for row in found.mappings()]
+    return [rows.template(row) for row in conn.execute(_TEMPLATES, {"of_team": team_id}).mappings()]
 
 
 def put_template(conn: sa.Connection, template: Template) -> None:
@@ -100,6 +108,4 @@ def put_template(conn: sa.Connection, template: Template) -> None:
 
 def spawned(conn: sa.Connection, template_id: str, *, now: float) -> None:
     """Count a use."""
-    conn.execute(
-        sa.update(TEMPLATES).where(TEMPLATES.c.id == template_id).values(spawn_count=TEMPLATES.c.spawn_count + 1, last_spawned_at=now)
-    )
+    conn.execute(_SPAWNED, {"of_id": template_id, "at": now})

@@ -8,6 +8,7 @@ each answer a commit. No retry is in here: a sandbox that stays pending has a de
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from atoll.control.hub import Hub
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.planning import placing
-from atoll.planning.reconcile import NoRoom, Stimulus, Tick, advance, wants_placing
+from atoll.planning.reconcile import Facts, NoRoom, Stimulus, Tick, advance, wants_placing
 from atoll.store import facts
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
@@ -58,12 +59,14 @@ class Reconciler:
         """A fresh id of an event."""
         return new_id(Prefix.EVENT, self.dice)
 
-    async def apply(self, sandbox_id: str, stimulus: Stimulus) -> facts.Committed | None:
-        """Commit what the stimulus changes; None when there is no such sandbox."""
+    async def apply(
+        self, sandbox_id: str, stimulus: Stimulus, *, about: Callable[[Facts], bool] = lambda _: True
+    ) -> facts.Committed | None:
+        """Commit what the stimulus changes; None when there is no such sandbox, or it is none that `about` means."""
         now = self.clock.now()
 
         def work(conn: sa.Connection) -> tuple[facts.Committed | None, Vector | None]:
-            done = facts.advance_sandbox(conn, sandbox_id, stimulus, now=now, ids=self.event_id)
+            done = facts.advance_sandbox(conn, sandbox_id, stimulus, now=now, ids=self.event_id, about=about)
             return done, self._used(conn, done)
 
         done, used = await self.store.write(work)
@@ -73,8 +76,8 @@ class Reconciler:
     async def settle(self, sandbox_id: str) -> facts.Committed | None:
         """Carry on until nothing follows by itself."""
         done: facts.Committed | None = None
+        found = await self.store.read(lambda conn: facts.load(conn, sandbox_id))
         for _ in range(_STEPS_MAX):
-            found = await self.store.read(lambda conn: facts.load(conn, sandbox_id))
             if found is None:
                 return None
             if wants_placing(found.sandbox, now=self.clock.now()):
@@ -83,6 +86,8 @@ class Reconciler:
                 done = await self.apply(sandbox_id, Tick())
             else:
                 return done
+            # What was committed is newer than, or as new as, what another read would give; each commit reads for itself again.
+            found = None if done is None else Facts(done.sandbox, done.placement)
         return done
 
     def published(self, done: facts.Committed | None, used: Vector | None) -> None:
