@@ -20,7 +20,8 @@ func (f *Forwarder) ServeAdmin(address string) (stop func(), err error) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json; charset=utf-8")
 		_ = json.NewEncoder(w).Encode(map[string]any{
-			"name": "dns", "version": version.Version, "healthy": !f.failing.Load(), "upstreams": len(f.upstreams.current()),
+			"name": "dns", "version": version.Version, "healthy": true,
+			"resolving": !f.failing.Load(), "upstreams": len(f.upstreams.current()),
 		})
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
