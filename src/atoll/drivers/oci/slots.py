@@ -53,9 +53,19 @@ class _Open:
 class SlotPool:
     """Slots of one instance."""
 
-    def __init__(self, names: Names, *, subnet: int, size: int, closed: tuple[str, ...] = (), mtu: int = 1500) -> None:
+    def __init__(
+        self,
+        names: Names,
+        *,
+        subnet: int,
+        size: int,
+        closed: tuple[str, ...] = (),
+        mtu: int = 1500,
+        works: Callable[[], SlotWorks] | None = None,
+    ) -> None:
+        """`works` makes what works on the machine, in place of the real one."""
         self.gateway_address = gateway_of(subnet)
-        self._make_works: Callable[[], SlotWorks] = lambda: SlotWorks(names, subnet=subnet, closed=closed, mtu=mtu)
+        self._make_works = works or (lambda: SlotWorks(names, subnet=subnet, closed=closed, mtu=mtu))
         self._size = size
         self._ready: collections.deque[Slot] = collections.deque()
         self._held: dict[int, Slot] = {}
