@@ -155,6 +155,7 @@ async def test_a_new_end_reaches_the_agent_once(world: World, agent: Agent) -> N
     async with agent.at_work():
         created = await world.create(timeoutSeconds=300)
     placement_id = agent.commands[0].placement_id
+    await agent.poll()  # what the agent was told when the test took it from its work
     assert (await agent.poll()).ends == []
     moved = await world.call("POST", f"/v1/sandboxes/{created['id']}/end", json={"timeoutSeconds": 900})
     assert moved.status_code == 200, moved.text
@@ -168,6 +169,7 @@ async def test_ends_travel_as_remaining_seconds(world: World, agent: Agent) -> N
     """A wrong hand at control's wall clock between two polls moves nothing that an agent was told."""
     async with agent.at_work():
         created = await world.create(timeoutSeconds=300)
+    await agent.poll()
     before = agent.ends[agent.commands[0].placement_id]
     world.clock.step_s(-7200)
     assert (await agent.poll()).ends == []
