@@ -99,21 +99,8 @@ func (a *asker) joinLocked(ctx context.Context, id string) error {
 
 func (a *asker) carryOut(id string, c *call) {
 	a.slots <- struct{}{}
-	seen, _ := a.table.lastKnown(id)
-	wanted := a.table.wantedRevision(id)
-	route, err := a.control.route(context.Background(), id)
+	err := a.question(id)
 	<-a.slots
-	switch {
-	case err == nil:
-		a.metrics.asksFound.Add(1)
-		a.table.put(route)
-		a.table.satisfied(id, wanted)
-	case errors.Is(err, errNotFound):
-		a.metrics.asksNotFound.Add(1)
-		a.table.absent(id, seen)
-	default:
-		a.metrics.asksFailed.Add(1)
-	}
 	a.mu.Lock()
 	a.queued--
 	delete(a.calls, id)
@@ -123,6 +110,32 @@ func (a *asker) carryOut(id string, c *call) {
 	a.mu.Unlock()
 	c.err = err
 	close(c.done)
+}
+
+// question asks control and tells the table. A snapshot that comes meanwhile makes the answer worthless, once.
+func (a *asker) question(id string) error {
+	for range 2 {
+		snapshots := a.table.snapshotCount()
+		seen, _ := a.table.lastKnown(id)
+		wanted := a.table.wantedRevision(id)
+		route, err := a.control.route(context.Background(), id)
+		switch {
+		case err == nil:
+			if !a.table.putAnswer(route, snapshots) {
+				continue
+			}
+			a.metrics.asksFound.Add(1)
+			a.table.satisfied(id, wanted)
+		case errors.Is(err, errNotFound):
+			a.metrics.asksNotFound.Add(1)
+			a.table.absent(id, seen)
+		default:
+			a.metrics.asksFailed.Add(1)
+		}
+		return err
+	}
+	a.metrics.asksFailed.Add(1)
+	return errAway
 }
 
 func (a *asker) rememberLocked(id string) {

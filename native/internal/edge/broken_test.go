@@ -33,6 +33,14 @@ func (g *guest) rawServer(serve func(conn net.Conn)) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
+// stillSending is a body that has begun and doesn't end before the test.
+func stillSending(t *testing.T) io.Reader {
+	read, write := io.Pipe()
+	go func() { _, _ = write.Write([]byte("first")) }()
+	t.Cleanup(func() { _ = write.Close() })
+	return read
+}
+
 // A server that dies while a client is still sending: the client learns it at once, not when it sends more.
 func TestADeadServerIsToldToAClientThatStillSends(t *testing.T) {
 	te, g, _ := oneGuest(t, say("guest"))
@@ -43,11 +51,8 @@ func TestADeadServerIsToldToAClientThatStillSends(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 	})
 	bothWires(t, func(t *testing.T, transport *http.Transport) {
-		read, write := io.Pipe()
-		defer func() { _ = write.Close() }()
-		go func() { _, _ = write.Write([]byte("first")) }()
 		began := time.Now()
-		response, err := transport.RoundTrip(te.request(t, http.MethodPost, "/", g.id, silent, read))
+		response, err := transport.RoundTrip(te.request(t, http.MethodPost, "/", g.id, silent, stillSending(t)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,10 +61,7 @@ func TestADeadServerIsToldToAClientThatStillSends(t *testing.T) {
 			t.Fatalf("%s after %v", response.Status, time.Since(began))
 		}
 
-		read, write = io.Pipe()
-		defer func() { _ = write.Close() }()
-		go func() { _, _ = write.Write([]byte("first")) }()
-		response, err = transport.RoundTrip(te.request(t, http.MethodPost, "/", g.id, halfway, read))
+		response, err = transport.RoundTrip(te.request(t, http.MethodPost, "/", g.id, halfway, stillSending(t)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,8 @@ func (l *Limits) fill() {
 	orDefault(&l.AsksPerSecond, 200)
 	orDefault(&l.HeaderBytes, 64<<10)
 	orDefault(&l.HeaderTimeoutS, 10)
-	orDefault(&l.IdleTimeoutS, 120)
+	// The SDKs keep idle connections for 300 s: who closes first must be the client, or it may use a closed one.
+	orDefault(&l.IdleTimeoutS, 330)
 	orDefault(&l.DrainS, 5)
 	orDefault(&l.ControlPatienceMax, 256)
 	if l.ControlPatienceMS == 0 {

@@ -55,6 +55,7 @@ type table struct {
 	waiters     map[string]map[*waiter]struct{}
 	incarnation string
 	synced      bool
+	snapshots   int64 // how many have come
 }
 
 type waiter struct {
@@ -107,13 +108,32 @@ func (t *table) lastKnown(id string) (*entry, verdict) {
 	return nil, unknown
 }
 
-// put takes a route unless something newer is known.
-func (t *table) put(route *Route) {
+// put takes a route of the stream unless something newer is known.
+func (t *table) put(route *Route) { t.putIf(route, func() bool { return true }) }
+
+// putAnswer takes a route that was asked for when so many snapshots had come. One that is older than the newest snapshot
+// might bring back what that one has ended: it is not taken, and false says to ask again.
+func (t *table) putAnswer(route *Route, snapshots int64) bool {
+	return t.putIf(route, func() bool { return t.snapshots == snapshots })
+}
+
+func (t *table) snapshotCount() int64 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.snapshots
+}
+
+func (t *table) putIf(route *Route, holds func() bool) bool {
 	t.mu.Lock()
+	if !holds() {
+		t.mu.Unlock()
+		return false
+	}
 	ended := t.putLocked(route)
 	woken := t.wakeLocked(route.SandboxID)
 	t.mu.Unlock()
 	finish(ended, woken)
+	return true
 }
 
 func (t *table) putLocked(route *Route) []*node.Placement {
@@ -173,7 +193,7 @@ func (t *table) absent(id string, seen *entry) {
 	var ended []*node.Placement
 	if current := t.entries[id]; current != nil && current == seen {
 		ended = t.dropLocked(id)
-		t.buryLocked(id, tombstone{revision: max(seen.route.Revision, t.wanted[id]), at: t.now()})
+		t.buryLocked(id, absence(seen, t.now()))
 	}
 	if t.entries[id] == nil {
 		delete(t.wanted, id)
@@ -181,6 +201,12 @@ func (t *table) absent(id string, seen *entry) {
 	woken := t.wakeLocked(id)
 	t.mu.Unlock()
 	finish(ended, woken)
+}
+
+// absence is the tombstone of a sandbox that control did not call gone, but doesn't know. It may come back as it was:
+// unlike an end, an absence has no revision of its own.
+func absence(last *entry, now time.Time) tombstone {
+	return tombstone{revision: last.route.Revision - 1, at: now}
 }
 
 func (t *table) dropLocked(id string) []*node.Placement {
@@ -240,9 +266,10 @@ func (t *table) snapshot(incarnation string, routes []*Route, since time.Time) (
 			continue
 		}
 		ended = append(ended, t.dropLocked(id)...)
-		t.buryLocked(id, tombstone{revision: e.route.Revision, at: t.now()})
+		t.buryLocked(id, absence(e, t.now()))
 	}
 	t.incarnation, t.synced = incarnation, true
+	t.snapshots++
 	var woken []*waiter
 	for id := range t.waiters {
 		woken = append(woken, t.wakeLocked(id)...)

@@ -171,6 +171,44 @@ func TestAbsentHoldsForWhatWasAskedAboutOnly(t *testing.T) {
 	}
 }
 
+// Control may have lost sight of a sandbox for a moment: it comes back under the revision that it had.
+func TestWhatWasAbsentMayComeBackAsItWas(t *testing.T) {
+	table := newTestTable()
+	table.snapshot("inc", []*Route{routeAt("i1", 5, stateReady), routeAt("i2", 5, stateReady)}, time.Now())
+	seen, _ := table.find("i1")
+	table.absent("i1", seen)
+	table.snapshot("inc", []*Route{}, time.Now())
+	for _, id := range []string{"i1", "i2"} {
+		if _, verdict := table.find(id); verdict != gone {
+			t.Fatalf("%s is still there", id)
+		}
+		table.put(routeAt(id, 4, stateReady))
+		if _, verdict := table.find(id); verdict != gone {
+			t.Fatalf("%s came back older than it was", id)
+		}
+		table.put(routeAt(id, 5, stateReady))
+		if e, verdict := table.find(id); verdict != known || !e.ready() {
+			t.Fatalf("%s does not come back", id)
+		}
+	}
+}
+
+func TestAnAnswerFromBeforeASnapshotIsNotTaken(t *testing.T) {
+	table := newTestTable()
+	table.put(routeAt("i1", 5, stateReady))
+	asked := table.snapshotCount()
+	table.snapshot("inc", nil, time.Now())
+	if table.putAnswer(routeAt("i1", 5, stateReady), asked) {
+		t.Fatal("taken")
+	}
+	if _, verdict := table.find("i1"); verdict != gone {
+		t.Fatal("what the snapshot ended is back")
+	}
+	if !table.putAnswer(routeAt("i1", 5, stateReady), table.snapshotCount()) {
+		t.Fatal("an answer to a later question was refused")
+	}
+}
+
 func TestTombstonesAreBounded(t *testing.T) {
 	table := newTestTable()
 	now := time.Now()
