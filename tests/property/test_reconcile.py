@@ -269,3 +269,17 @@ def test_the_facts_are_not_touched() -> None:
     copy = replace(facts)
     advance(facts, ReleaseRequested(), now=NOW)
     assert facts == copy
+
+
+def test_what_was_fenced_is_ordered_away() -> None:
+    """A fenced placement grants nothing, and its command is to go, with a revision that its host has not heard of."""
+    placement = replace(place(1), desired_revision=3)
+    facts = Facts(replace(fresh(), state=State.READY, started_at=1.0, placement_id=placement.id), placement)
+    outcome = advance(facts, Fenced(), now=2.0)
+    assert outcome is not None
+    assert outcome.placement is not None
+    assert (outcome.placement.holding, outcome.placement.desired, outcome.placement.desired_revision) == (
+        Holding.NONE,
+        Kind.ENSURE_ABSENT,
+        4,
+    )

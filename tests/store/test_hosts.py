@@ -118,8 +118,8 @@ async def test_gone_unknown_and_held_are_told_apart(store: SqliteStore, put: Put
     await store.write(lambda conn: facts.advance_sandbox(conn, ended.id, Heard(Report(1, Observed.ABSENT, 1), "exit"), now=NOW, ids=ids))
     elsewhere = await place(store, await put(), other)
     asked = [held, gone, elsewhere, "plc_never"]
-    assert await store.read(lambda conn: hosts.gone_or_unknown(conn, machine.id, asked)) == ({gone}, {elsewhere, "plc_never"})
-    assert await store.read(lambda conn: hosts.gone_or_unknown(conn, machine.id, [])) == (set(), set())
+    assert await store.read(lambda conn: hosts.gone_or_unknown(conn, machine.id, asked)) == ({gone: 1}, {elsewhere, "plc_never"})
+    assert await store.read(lambda conn: hosts.gone_or_unknown(conn, machine.id, [])) == ({}, set())
 
 
 async def test_placements_are_loaded_in_the_order_asked(store: SqliteStore, put: Put, machine: Host) -> None:

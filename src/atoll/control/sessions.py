@@ -43,6 +43,8 @@ FRESH_S: Final = 30.0
 """A session that was heard of this recently is not taken over by a stranger."""
 RENEW_S: Final = 2.0
 """A host that was heard of this recently needs no new heartbeat: a busy agent polls more often than that."""
+ENDS_PER_POLL_MAX: Final = 256
+"""Ends in one answer; more come with the next, so that an answer stays within its size."""
 _MOMENT_S: Final = 0.001
 """Less than this is no time to park for."""
 
@@ -128,7 +130,9 @@ class Sessions:
             acknowledged=acknowledged,
             forget=[c.placement.id for c in committed if c.placement is not None and c.sandbox.placement_id != c.placement.id],
             ends=[
-                self._orders.end(c.sandbox, c.placement.id) for c in committed if c.placement is not None and c.sandbox.state is State.READY
+                self._orders.end(c.sandbox, c.placement.id)
+                for c in committed
+                if c.placement is not None and c.sandbox.state is State.READY and c.sandbox.end_at is not None
             ],
         )
 
@@ -285,8 +289,14 @@ class Sessions:
         self, host: Host, poll: wire.Poll, acknowledged: dict[str, int], *, received_at: float, lease_s: float
     ) -> wire.PollAnswer:
         wanted = await self._store.read(lambda conn: hosts.wanted(conn, host.id))
+        wanted_ids = {w.placement_id for w in wanted}
+        asked = [p for p in {*poll.tombstones, *poll.holds} if p not in wanted_ids]
+        gone, unknown = await self._store.read(lambda conn: hosts.gone_or_unknown(conn, host.id, asked))
         behind = [w.placement_id for w in wanted if poll.holds.get(w.placement_id, 0) < w.desired_revision]
+        # What control has fenced and the agent still holds must go; it grants nothing any more.
+        behind += sorted(p for p, revision in gone.items() if poll.holds.get(p, revision) < revision)
         late = {w.placement_id for w in wanted if poll.end_revisions.get(w.placement_id, 0) < w.end_revision}
+        late = set(sorted(late)[:ENDS_PER_POLL_MAX])
         room = behind[: wire.COMMANDS_PER_POLL_MAX]
         loaded = await self._store.read(lambda conn: hosts.load_many(conn, [*room, *sorted(late - set(room))]))
         answer = wire.PollAnswer(lease_s=lease_s, incarnation=self._incarnation, acknowledged=acknowledged)
@@ -299,9 +309,6 @@ class Sessions:
             if placement.id in late and sandbox.end_at is not None:
                 # The agent counts from when it sent the poll, which may have been parked since.
                 answer.ends.append(self._orders.end(sandbox, placement.id, since=received_at))
-        wanted_ids = {w.placement_id for w in wanted}
-        asked = [p for p in {*poll.tombstones, *poll.holds} if p not in wanted_ids]
-        gone, unknown = await self._store.read(lambda conn: hosts.gone_or_unknown(conn, host.id, asked))
         tombstones = set(poll.tombstones)
         answer.forget.extend(sorted(p for p in tombstones if p in gone or p in unknown))
         answer.unknown.extend(sorted(p for p in poll.holds if p in unknown and p not in tombstones))

@@ -250,6 +250,9 @@ def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: f
     if placement is None or placement.holding is Holding.NONE:
         return None
     sandbox = facts.sandbox
+    if heard is None:
+        # Fenced, not seen: should its host come back, whatever it still has must go.
+        placement = _ordered_away(placement, str(Code.PLACEMENT_LOST))
     placement = replace(pl.grant(placement, Grant.GONE), observed=Observed.ABSENT, ready=False, gone_at=now)
     gone = Note(ev.PLACEMENT_GONE, {"placement_id": placement.id, "host_id": placement.host_id})
     if sandbox.state is State.RELEASING:
