@@ -273,13 +273,11 @@ def test_the_facts_are_not_touched() -> None:
 
 def test_what_was_fenced_is_ordered_away() -> None:
     """A fenced placement grants nothing, and its command is to go, with a revision that its host has not heard of."""
-    placement = replace(place(1), desired_revision=3)
-    facts = Facts(replace(fresh(), state=State.READY, started_at=1.0, placement_id=placement.id), placement)
-    outcome = advance(facts, Fenced(), now=2.0)
+    ready = replace(sandbox(), state=State.READY, started_at=NOW)
+    held = replace(placement(ready), desired_revision=3)
+    outcome = advance(Facts(replace(ready, placement_id=held.id), held), Fenced(), now=NOW)
     assert outcome is not None
     assert outcome.placement is not None
-    assert (outcome.placement.holding, outcome.placement.desired, outcome.placement.desired_revision) == (
-        Holding.NONE,
-        Kind.ENSURE_ABSENT,
-        4,
-    )
+    assert outcome.placement.holding is Holding.NONE
+    assert outcome.placement.desired is Kind.ENSURE_ABSENT
+    assert outcome.placement.desired_revision == 4
