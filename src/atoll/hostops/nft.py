@@ -73,6 +73,11 @@ class Nft:
                 return list(item["set"].get("elem", []))
         return []
 
+    def chains(self) -> list[dict[str, Any]]:
+        """Every chain as nft's JSON has it: family, table, name, and for base chains hook, prio and policy."""
+        listed = json.loads(self.run("list chains", as_json=True))
+        return [item["chain"] for item in listed["nftables"] if "chain" in item]
+
     def tables(self) -> list[str]:
         """`family name` of every table."""
         listed = json.loads(self.run("list tables", as_json=True))

@@ -20,6 +20,8 @@ from atoll.base.errors import Code, Refused
 
 MANIFEST: Final = "manifest.json"
 CURRENT: Final = "current"
+MOUNT_POINTS: Final = (".atoll/guest", "etc/resolv.conf", "proc", "sys", "dev", "tmp", "run")
+"""What every image brings along: where one of these is missing, runsc makes it in the tree itself, which is shared and only read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,9 @@ def _manifest(directory: Path) -> CachedImage:
         raise Refused(Code.IMAGE_CORRUPT, f"the manifest of {directory} has no digest")
     if not image.rootfs.is_dir():
         raise Refused(Code.IMAGE_CORRUPT, f"{directory} has no rootfs")
+    for point in MOUNT_POINTS:
+        if not os.path.lexists(image.rootfs / point):
+            raise Refused(Code.IMAGE_CORRUPT, f"{image.rootfs} has no {point} to mount on")
     return image
 
 

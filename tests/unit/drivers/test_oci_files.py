@@ -59,7 +59,7 @@ def test_runscs_state_is_found_by_exact_id(tmp_path):
 
 
 def test_cruns_state_is_a_directory(tmp_path):
-    runtime = Crun(Path("/nowhere/crun"), Path("/nowhere/runc"), tmp_path, Layout(2, (("", tmp_path),)))
+    runtime = Crun(Path("/nowhere/crun"), Path("/nowhere/runc"), tmp_path, Layout(2, (("", tmp_path),)), probe=Path("/bin/true"))
     assert runtime.containers() == set()
     (tmp_path / "containers" / ID).mkdir(parents=True)
     (tmp_path / "containers" / ".cache").mkdir()
@@ -71,9 +71,9 @@ def test_cruns_state_is_a_directory(tmp_path):
 def test_runc_stands_in_where_there_is_no_crun(tmp_path):
     runc = tmp_path / "runc"
     runc.touch()
-    assert Crun(tmp_path / "crun", runc, tmp_path, Layout(2, ())).binary == runc
+    assert Crun(tmp_path / "crun", runc, tmp_path, Layout(2, ()), probe=runc).binary == runc
     (tmp_path / "crun").touch()
-    assert Crun(tmp_path / "crun", runc, tmp_path, Layout(2, ())).binary == tmp_path / "crun"
+    assert Crun(tmp_path / "crun", runc, tmp_path, Layout(2, ()), probe=runc).binary == tmp_path / "crun"
 
 
 @pytest.mark.skipif(not shutil.which("mkfs.ext4"), reason="needs mkfs.ext4 (apt-get install e2fsprogs)")

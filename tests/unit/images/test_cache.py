@@ -6,12 +6,15 @@ import os
 import pytest
 
 from atoll.base.errors import Code, Refused
-from atoll.images.cache import ImageCache, count
+from atoll.images.cache import MOUNT_POINTS, ImageCache, count
 
 
 def make(cache, template="base", recipe="r1", digest="sha256:" + "a" * 64, **changes):
     directory = cache / "templates" / template / recipe
     (directory / "rootfs" / "bin").mkdir(parents=True)
+    for point in MOUNT_POINTS:
+        (directory / "rootfs" / point).parent.mkdir(exist_ok=True)
+        (directory / "rootfs" / point).touch()
     (directory / "rootfs" / "bin" / "sh").write_text("#!")
     os.link(directory / "rootfs" / "bin" / "sh", directory / "rootfs" / "bin" / "dash")
     (directory / "rootfs" / "lib").symlink_to("bin")
@@ -83,6 +86,13 @@ def test_a_manifest_that_cannot_be_read(tmp_path):
     assert refusal(ImageCache(tmp_path).current, "base") is Code.IMAGE_CORRUPT
 
 
+@pytest.mark.parametrize("point", MOUNT_POINTS)
+def test_a_tree_without_a_mount_point_would_be_written_to(tmp_path, point):
+    directory = make(tmp_path)
+    (directory / "rootfs" / point).unlink()
+    assert refusal(ImageCache(tmp_path).current, "base") is Code.IMAGE_CORRUPT
+
+
 def test_a_tree_that_lost_something_is_found_and_remembered(tmp_path):
     directory = make(tmp_path)
     digest = "sha256:" + "a" * 64
@@ -112,4 +122,6 @@ def test_a_tree_built_again_is_looked_at_again(tmp_path):
 
 def test_a_hard_link_counts_as_an_entry_but_not_as_bytes(tmp_path):
     directory = make(tmp_path)
-    assert count(directory / "rootfs") == (4, 2)
+    entries, size_bytes = count(directory / "rootfs")
+    assert size_bytes == 2
+    assert entries == len(list((directory / "rootfs").rglob("*")))

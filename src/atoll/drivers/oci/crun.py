@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import queue
 import shlex
 import shutil
+import subprocess
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +34,7 @@ ROOT: Final = "rootfs"
 BOOT_FILE: Final = "disk.boot"
 UNIFIED: Final = "/sys/fs/cgroup/unified"
 MOUNT_THREADS: Final = 4
+WORKS_S: Final = 5.0
 END_GRACE_SIGNAL: Final = 15
 
 
@@ -84,7 +88,9 @@ class SpareDisks:
 class Crun:
     """Containers by crun, or by runc when crun cannot run one on this machine."""
 
-    def __init__(self, crun: Path, runc: Path, root: Path, layout: Layout, *, spare_disks: int = 2) -> None:
+    def __init__(self, crun: Path, runc: Path, root: Path, layout: Layout, *, probe: Path, spare_disks: int = 2) -> None:
+        """`probe`: a static program that ends well when it is given `--version`."""
+        self._probe = probe
         self._crun = crun
         self._runc = runc
         self._root = root
@@ -102,10 +108,6 @@ class Crun:
         """True when runc stands in."""
         return self._use_runc
 
-    def use_runc(self) -> None:
-        """From now on start with runc."""
-        self._use_runc = True
-
     @property
     def _state(self) -> Path:
         return self._root / "containers"
@@ -114,6 +116,34 @@ class Crun:
         self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._disks.open()
         self._mounters = ThreadPoolExecutor(max_workers=MOUNT_THREADS, thread_name_prefix="mounts", initializer=self._enter)
+        if not self._use_runc and self._runc.exists() and not self._mounters.submit(self._works, self._crun).result():
+            self._use_runc = self._mounters.submit(self._works, self._runc).result()
+
+    def _works(self, binary: Path) -> bool:
+        """Whether a runtime can start a container on this machine: by starting one, since its reasons not to are its own."""
+        with tempfile.TemporaryDirectory(dir=self._root, prefix=".works-") as name:
+            bundle = Path(name)
+            (bundle / "rootfs").mkdir()
+            program = {"destination": "/program", "type": "bind", "source": str(self._probe), "options": ["bind", "ro"]}
+            config = {
+                "ociVersion": "1.0.2",
+                "process": {"user": {"uid": 0, "gid": 0}, "args": ["/program", "--version"], "cwd": "/", "env": ["PATH=/"]},
+                "root": {"path": "rootfs"},
+                "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}, program],
+                "linux": {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")]},
+            }
+            (bundle / "config.json").write_text(json.dumps(config))
+            command = [*self._runtime(binary), "run", f"--bundle={bundle}", f"works-{os.getpid()}-{binary.name}"]
+            quiet = subprocess.DEVNULL
+            try:
+                done = subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=WORKS_S, check=False)
+            except (OSError, subprocess.TimeoutExpired):
+                return False
+            return done.returncode == 0
+
+    def _runtime(self, binary: Path) -> list[str]:
+        """A runtime and what it is told first. runc cannot be told to leave control groups alone; it finds them as it would make them."""
+        return [str(binary), f"--root={self._state}", *([] if binary == self._runc else ["--cgroup-manager=disabled"])]
 
     def _enter(self) -> None:
         namespaces.new_mount_namespace()
@@ -207,12 +237,8 @@ class Crun:
     def _command(self, launch: Launch) -> list[str]:
         """A shell that joins the groups and becomes the runtime: the container is born inside its limits."""
         join = "".join(f"echo 0 >{shlex.quote(str(path / 'cgroup.procs'))} && " for path in cgroups.directories(self._layout, launch.group))
-        if self._use_runc:
-            # runc cannot be told to leave control groups alone; it is given the group that it is already in.
-            runtime = [str(self._runc), f"--root={self._state}"]
-        else:
-            runtime = [str(self._crun), f"--root={self._state}", "--cgroup-manager=disabled"]
-        runtime += ["run", "--detach", f"--bundle={launch.directory}", f"--pid-file={launch.directory / PID_FILE}", launch.container_id]
+        options = ["--detach", f"--bundle={launch.directory}", f"--pid-file={launch.directory / PID_FILE}"]
+        runtime = [*self._runtime(self.binary), "run", *options, launch.container_id]
         return ["/bin/sh", "-c", f"{join}exec {shlex.join(runtime)}"]
 
     def settle(self, pid: int) -> None:

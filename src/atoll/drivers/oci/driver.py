@@ -40,7 +40,7 @@ T = TypeVar("T")
 BUNDLE: Final = "config.json"
 RESOLV_CONF: Final = "resolv.conf"
 THREADS: Final = 16
-UPKEEP_S: Final = 5.0
+UPKEEP_S: Final = 2.0
 GVISOR_NOFILE_MAX: Final = 1_048_576
 
 

@@ -25,6 +25,9 @@ def end_processes(view: View, placement_id: str, *, strays: bool) -> None:
             pids |= look.find_strays(view, placement_id)
         return {pid for pid in pids if processes.alive(pid)}
 
+    at_once = cgroups.kill_file(view.layout, view.group(placement_id))
+    if at_once is not None and at_once.exists():
+        at_once.write_text("1")
     if left := processes.end_all(find):
         raise Refused(Code.CLEANUP_FAILED, f"processes {sorted(left)} do not end")
 

@@ -18,6 +18,7 @@ from atoll.images.cache import ImageCache
 NOFILE_MIN: Final = 8192
 
 _NETWORK_FIXES: Final = {
+    "net.firewall": "let that chain accept what comes from and goes to this instance's interfaces (at...), or guests reach no public address",
     "net.nft": "restart the agent: it writes the table again; something on this host removes it (firewalld, a script with `nft flush ruleset`)",
     "net.gateway": "restart the agent: it makes the device again",
     "net.forwarding": "sysctl net.ipv4.ip_forward=1, and see what sets it to 0",
@@ -54,7 +55,10 @@ def controllers(layout: Layout) -> Probe:
 
 def network(found: Mapping[str, str | None]) -> list[Probe]:
     """What the slot pool found."""
-    return [Probe(name, ok=problem is None, detail=problem or "in order", fix=_NETWORK_FIXES[name]) for name, problem in found.items()]
+    return [
+        Probe(name, ok=problem is None, detail=problem or "in order", fix=_NETWORK_FIXES[name], fatal=name != "net.firewall")
+        for name, problem in found.items()
+    ]
 
 
 def disk(config: OciConfig) -> Probe:

@@ -246,8 +246,20 @@ class SlotWorks:
         with Socket() as route:
             has_gateway = links.find(route, self.names.gateway_link) is not None
         forwards = IP_FORWARD.read_text().strip() == "1"
+        others = self._others_that_drop()
         return {
+            "net.firewall": f"forwarding is dropped by {', '.join(others)}" if others else None,
             "net.nft": None if has_table else f"the nftables table {self.names.table} is gone",
             "net.gateway": None if has_gateway else f"the gateway device {self.names.gateway_link} is gone",
             "net.forwarding": None if forwards else "net.ipv4.ip_forward is 0",
         }
+
+    def _others_that_drop(self) -> list[str]:
+        """Other tables whose forward chain drops what it does not know: accepting a packet in ours does not spare it theirs."""
+        return [
+            f"{chain['family']} {chain['table']} {chain['name']}"
+            for chain in self._nft.chains()
+            if chain.get("hook") == "forward"
+            and chain.get("policy") == "drop"
+            and f"{chain['family']} {chain['table']}" != self.names.table
+        ]

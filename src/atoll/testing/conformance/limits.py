@@ -102,7 +102,7 @@ async def _count_sleepers(guest: GuestClient) -> int:
 
 async def a_memory_hog_dies_alone(stand: Stand) -> None:
     order, guest = await _started(stand, memory_mib=stand.memory_mib_min)
-    bystander = asyncio.create_task(shell(guest, "sleep 12; echo undisturbed", timeout_s=60.0))
+    bystander = asyncio.create_task(shell(guest, "sleep 6; echo undisturbed", timeout_s=60.0))
     await asyncio.sleep(1.0)  # the settings that protect the guest come right after its start
     hog = await guest.run(["python3", "-c", _HOG], timeout_s=60.0)
     assert hog.status != 0, "it took more memory than there is"

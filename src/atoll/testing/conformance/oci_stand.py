@@ -25,7 +25,7 @@ from atoll.drivers.oci.driver import OciDriver, no_step
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import gateway_of
 from atoll.drivers.port import Driver, Mark, Order, Seen
-from atoll.images.cache import CachedImage, ImageCache, count
+from atoll.images.cache import MOUNT_POINTS, CachedImage, ImageCache, count
 from atoll.testing.conformance.guest import GuestClient
 from atoll.testing.conformance.stand import World
 from atoll.testing.conformance.world import world
@@ -106,6 +106,10 @@ class OciStand:
     def _make(self) -> tuple[SlotPool, OciDriver]:
         pool = slot_pool(self.mark, subnet=self._subnet, size=POOL)
         return pool, oci_driver(self.config, pool, on_step=self._on_step)
+
+    def rebuild(self) -> None:
+        """Make the driver again from a changed `config`; before `open`."""
+        self._pool, self.driver = self._make()
 
     async def open(self) -> None:
         await self.driver.open(self._on_exit)
@@ -190,9 +194,9 @@ class OciStand:
     @contextlib.asynccontextmanager
     async def damage_image(self) -> AsyncIterator[Order]:
         directory = self._cache / "templates" / "damaged" / "recipe"
-        tree = directory / "rootfs" / "bin"
-        tree.mkdir(parents=True)
-        (tree / "whole").write_text("one")
+        for point in MOUNT_POINTS:
+            (directory / "rootfs" / point).parent.mkdir(parents=True, exist_ok=True)
+            (directory / "rootfs" / point).touch()
         entries, size_bytes = count(directory / "rootfs")
         manifest = {"name": "damaged", "recipe_sha256": "recipe", "digest": "sha256:" + "d" * 64, "arch": "x86_64"}
         (directory / "manifest.json").write_text(json.dumps({**manifest, "entries": entries + 1, "size_bytes": size_bytes}))
