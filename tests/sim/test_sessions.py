@@ -160,6 +160,19 @@ async def test_a_take_over_ends_the_poll_that_is_parked(world: World, agent: Age
     assert await asyncio.wait_for(refused(parked), timeout=5) in ("STALE_POLL", "STALE_AGENT_EPOCH")
 
 
+async def test_a_parked_poll_of_a_run_before_the_enrolment_gets_no_work(world: World, agent: Agent) -> None:
+    """Else two machines would start what one was asked for."""
+    parked = world.spawn(agent.poll(park_s=20.0))
+    await asyncio.sleep(0.1)
+    again = Agent(world)
+    await again.enroll(await world.token("local"))
+    sandbox_id = await world.accept()
+    world.running.reconciler.hub.wake_host(agent.host_id)
+    assert await asyncio.wait_for(refused(parked), timeout=10) == "STALE_AGENT_EPOCH"
+    await again.poll()
+    assert (await again.wanted()).sandbox_id == sandbox_id
+
+
 # Polls.
 
 

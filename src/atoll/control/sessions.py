@@ -288,7 +288,10 @@ class Sessions:
     async def _answer(
         self, host: Host, poll: wire.Poll, acknowledged: dict[str, int], *, received_at: float, lease_s: float
     ) -> wire.PollAnswer:
-        wanted = await self._store.read(lambda conn: hosts.wanted(conn, host.id))
+        holder, wanted = await self._store.read(lambda conn: (hosts.epoch(conn, host.id), hosts.wanted(conn, host.id)))
+        if holder != poll.epoch:
+            # Enrolled anew, or taken over, while this poll was parked: what is wanted is no longer this run's business.
+            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
         wanted_ids = {w.placement_id for w in wanted}
         asked = [p for p in {*poll.tombstones, *poll.holds} if p not in wanted_ids]
         gone, unknown = await self._store.read(lambda conn: hosts.gone_or_unknown(conn, host.id, asked))

@@ -18,6 +18,7 @@ from atoll.store.tables import ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYLOADS, PLACEM
 # Made once: a poll runs most of them, and to make one costs twice as much as to run it.
 _BY_ID: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
 _BY_CREDENTIAL: Final = sa.select(HOSTS).where(HOSTS.c.credential_digest == sa.bindparam("digest"))
+_EPOCH: Final = sa.select(HOSTS.c.epoch).where(HOSTS.c.id == sa.bindparam("of_id"))
 _POLLED: Final = sa.update(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
 _WANTED: Final = (
     sa.select(PLACEMENTS.c.id, PLACEMENTS.c.sandbox_id, PLACEMENTS.c.desired_revision, SANDBOXES.c.end_revision)
@@ -54,6 +55,11 @@ def by_credential(conn: sa.Connection, digest: str) -> Host | None:
     """The host with this credential digest."""
     row = conn.execute(_BY_CREDENTIAL, {"digest": digest}).mappings().first()
     return rows.host(row) if row else None
+
+
+def epoch(conn: sa.Connection, host_id: str) -> str | None:
+    """The agent run that holds the host now; None: none does."""
+    return conn.execute(_EPOCH, {"of_id": host_id}).scalar_one_or_none()
 
 
 def add(conn: sa.Connection, host: Host, *, now: float) -> None:
