@@ -19,6 +19,7 @@ import pytest
 
 from atoll.programs import identity
 from atoll.programs.layout import Layout
+from tests.instance.survival import Client
 
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = ROOT / ".venv" / "bin" / "atoll"
@@ -153,3 +154,16 @@ def instance() -> Iterator[Instance]:
         one = make()
         one.run("up", "--no-demo")
         yield one
+
+
+@pytest.fixture
+def clients() -> Iterator[contextlib.ExitStack]:
+    """Keeps the public clients that a test makes, and closes them."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(instance: Instance, clients: contextlib.ExitStack) -> Client:
+    """The running instance as its users see it."""
+    return clients.enter_context(Client(instance))
