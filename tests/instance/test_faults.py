@@ -1,11 +1,10 @@
-"""Faults of the machine: a full disk, a missing runtime, a corrupt template, clocks that step. A clear error each, and nothing lost."""
+"""Faults of the machine: a full disk, a missing runtime, a corrupt template. A clear error each, and nothing lost."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,108 +15,9 @@ from tests.instance.conftest import ROOT, Instance, until
 BINARIES = Path(os.environ.get("ATOLL_BIN") or ROOT / "build" / "bin")
 CACHE = Path(os.environ.get("ATOLL_CACHE") or "/var/cache/atoll")
 
-# Adds what the file named by ATOLL_TEST_CLOCK says (seconds) to the wall clock of every program that loads it, and to no other clock.
-PRELOAD = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-static long shift(void) {
-  const char *path = getenv("ATOLL_TEST_CLOCK");
-  char text[32] = {0};
-  int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-  if (fd < 0) return 0;
-  long n = read(fd, text, sizeof text - 1);
-  close(fd);
-  return n > 0 ? atol(text) : 0;
-}
-int clock_gettime(clockid_t clock, struct timespec *out) {
-  static int (*real)(clockid_t, struct timespec *);
-  if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-  int result = real(clock, out);
-  if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) out->tv_sec += shift();
-  return result;
-}
-int gettimeofday(struct timeval *out, void *zone) {
-  struct timespec now;
-  (void)zone;
-  clock_gettime(CLOCK_REALTIME, &now);
-  out->tv_sec = now.tv_sec;
-  out->tv_usec = now.tv_nsec / 1000;
-  return 0;
-}
-time_t time(time_t *out) {
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  if (out) *out = now.tv_sec;
-  return now.tv_sec;
-}
-"""
-
-
-@pytest.fixture
-def stepped(fresh: Callable[[], Instance], tmp_path: Path) -> tuple[Instance, Callable[[int], None]]:
-    """An instance whose programs see another wall clock, and how to move it. The machine's own clock stays."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler for the clock's preload library; apt-get install gcc libc6-dev")
-    one = fresh()
-    (one.home / "clock.c").write_text(PRELOAD)
-    library, clock = one.home / "clock.so", one.home / "clock"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, one.home / "clock.c", "-ldl"], check=True)
-    clock.write_text("0")
-    one.environment |= {"LD_PRELOAD": str(library), "ATOLL_TEST_CLOCK": str(clock)}
-
-    def step(seconds: int) -> None:
-        clock.with_suffix(".new").write_text(str(seconds))
-        clock.with_suffix(".new").replace(clock)
-
-    return one, step
-
 
 def gone(one: Instance, sandbox: str) -> bool:
     return bool(one.json("sandbox", "get", "--json", sandbox)["state"] in {"released", "failed"})
-
-
-def test_clock_steps_move_no_end(stepped: tuple[Instance, Callable[[int], None]]) -> None:
-    one, step = stepped
-    one.run("up", "--no-demo")
-    started = time.monotonic()
-    short, long = one.create("--timeout", "45s"), one.create()
-    step(3600)
-    assert one.exec(short, "echo", "on") == "on\n"
-    # The new wall clock is really seen: the agent's log goes by it.
-    until(lambda: one.run("sandbox", "create").returncode == 0)
-    time.sleep(5)
-    assert one.exec(short, "echo", "on") == "on\n"
-    step(-3600)
-    time.sleep(5)
-    assert one.exec(short, "echo", "on") == "on\n"
-    assert one.run("status").returncode == 0
-    until(lambda: gone(one, short), within_s=60)
-    assert time.monotonic() - started >= 44
-    found = one.json("sandbox", "get", "--json", short)
-    assert found["reason"] == "END_REACHED"
-    assert one.exec(long, "echo", "on") == "on\n"
-    one.run("sandbox", "rm", "--all", "--wait")
-
-
-def test_a_restart_at_another_time_ends_nothing(stepped: tuple[Instance, Callable[[int], None]]) -> None:
-    one, step = stepped
-    one.run("up", "--no-demo")
-    sandbox = one.create()
-    step(7200)
-    for name in ("control", "agent"):
-        pid = one.pid(name)
-        assert pid is not None
-        os.kill(pid, 9)
-    one.until_well()
-    assert one.exec(sandbox, "echo", "on") == "on\n"
-    other = one.create()
-    assert one.exec(other, "echo", "on") == "on\n"
 
 
 @pytest.fixture
