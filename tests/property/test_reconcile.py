@@ -128,7 +128,7 @@ def last(steps: list[Step]) -> tuple[Facts, float]:
     return facts, now
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(steps_of)
 def test_safety(steps: list[Step]) -> None:
     """Capacity returns only on absence or fence; terminal states absorb; one placement holds at a time; release is never undone."""
@@ -153,7 +153,7 @@ def test_safety(steps: list[Step]) -> None:
             assert after.placement.holding is not Holding.NONE
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps_of)
 def test_what_only_grows(steps: list[Step]) -> None:
     """Generations rise by one and only after the last one is gone; revisions and sequence numbers never fall; absence stays ordered."""
@@ -177,7 +177,7 @@ def test_what_only_grows(steps: list[Step]) -> None:
             assert changed == (outcome.placement.desired_revision > before.placement.desired_revision), "one revision, one intent"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps_of)
 def test_whoever_waits_has_a_deadline(steps: list[Step]) -> None:
     """Every transient state has one, no settled or ended state has, and a deadline that was looked at is behind or moved on."""
@@ -193,7 +193,7 @@ def test_whoever_waits_has_a_deadline(steps: list[Step]) -> None:
         assert wants_placing(facts.sandbox, now=max(now, facts.sandbox.deadline_at or 0))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps_of)
 def test_each_end_and_each_start_is_recorded_once(steps: list[Step]) -> None:
     """The event of a change is in its commit: what a client reads afterwards is what happened."""
@@ -211,7 +211,7 @@ def test_each_end_and_each_start_is_recorded_once(steps: list[Step]) -> None:
     assert seen.count("sandbox.placed") - seen.count("sandbox.replaced") <= 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps_of)
 def test_liveness(steps: list[Step]) -> None:
     """From wherever it is, a release followed by an honest absence ends it."""
@@ -229,7 +229,7 @@ def test_liveness(steps: list[Step]) -> None:
     assert outcome.sandbox.state in sb.TERMINAL
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps_of, st.one_of(reports, others))
 def test_what_comes_twice_changes_nothing_the_second_time(steps: list[Step], step: Step) -> None:
     facts, now = last(steps)
@@ -240,7 +240,7 @@ def test_what_comes_twice_changes_nothing_the_second_time(steps: list[Step], ste
     assert advance(kept(first), stimulus, now=now) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(steps_of, st.integers(1, 4))
 def test_a_host_that_answers_honestly_brings_it_to_ready_or_an_end(steps: list[Step], lost: int) -> None:
     """However it was treated before, honest hosts and enough time settle it: nothing stays in between for ever."""

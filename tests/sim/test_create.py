@@ -123,7 +123,7 @@ async def test_nothing_is_left_of_a_create_that_was_given_up(world: World, agent
     agent.script = silent
     async with agent.at_work():
         with pytest.raises(Refusal) as refused:
-            await world.create(**{"class": "impatient"})
+            await world.create(**{"class": "brisk"})
     assert refused.value.code == "CREATE_TIMEOUT"
     (command, removal) = [*agent.commands, await agent.wanted()] if len(agent.commands) == 1 else agent.commands
     assert (command.kind, removal.kind) == ("ensure_running", "ensure_absent")
@@ -146,7 +146,7 @@ async def test_who_waits_gets_the_room_that_is_given_back(world: World, agent: A
         await asyncio.sleep(0.1)
         assert not late.done()
         await world.release(first[0]["id"])
-        assert (await asyncio.wait_for(late, timeout=10))["state"] == "ready"
+        assert (await asyncio.wait_for(late, timeout=30))["state"] == "ready"
     assert await world.held(agent.host_id) == 8
 
 
@@ -155,7 +155,7 @@ async def test_a_host_that_comes_later_gets_what_waits(world: World) -> None:
     await asyncio.sleep(0.1)
     agent = await world.agent()
     async with agent.at_work():
-        assert (await asyncio.wait_for(late, timeout=10))["state"] == "ready"
+        assert (await asyncio.wait_for(late, timeout=30))["state"] == "ready"
 
 
 async def test_a_burst_fills_a_host_exactly(world: World, agent: Agent) -> None:

@@ -194,7 +194,7 @@ class World:
             raise Refusal(answer.status_code, answer.json()["error"])
         return answer.json()
 
-    async def until(self, sandbox_id: str, *states: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    async def until(self, sandbox_id: str, *states: str, timeout_s: float = 30.0) -> dict[str, Any]:
         """The sandbox once it is in one of these states."""
         async with asyncio.timeout(timeout_s):
             while (await self.facts(sandbox_id)).sandbox.state not in states:
