@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from atoll.base.errors import AtollError, Code, Unavailable
+from atoll.base.errors import AtollError, Code, OutcomeUnknown, Unavailable
 
 JSON_KEY: Final = "atoll.json"
 _NOT_FOUND: Final = frozenset({Code.SANDBOX_NOT_FOUND, Code.TEMPLATE_NOT_FOUND, Code.HOST_NOT_FOUND, Code.KEY_NOT_FOUND})
@@ -43,7 +43,7 @@ def exit_code(error: AtollError) -> Exit:
     """The status for an error."""
     if error.code in _NOT_FOUND:
         return Exit.NOT_FOUND
-    if isinstance(error, Unavailable) or error.code is Code.NOT_RUNNING:
+    if isinstance(error, Unavailable | OutcomeUnknown) or error.code is Code.NOT_RUNNING:
         return Exit.UNAVAILABLE
     return Exit.USAGE if error.code in _USAGE else Exit.FAILED
 

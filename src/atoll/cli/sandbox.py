@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.base.errors import AtollError, Code, Refused, Unavailable
+from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.cli import arguments, completion, output
 from atoll.cli.output import JsonOption
 from atoll.cli.session import session
@@ -22,6 +22,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, see, 
 SandboxArgument = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id of the sandbox.", autocompletion=completion.sandboxes)]
 UserOption = Annotated[str | None, typer.Option("--user", "-u", help="User inside; otherwise the template's.")]
 ENDED = frozenset({"released", "failed"})
+ASK_AGAIN_S = 20.0
 
 
 @app.command("create")
@@ -51,7 +52,8 @@ def create(  # noqa: PLR0913, PLR0917 - a command has as many options as it need
     if shell and no_wait:
         raise typer.BadParameter("--shell needs a sandbox that is ready; leave --no-wait out")
     with session() as api:
-        made = api.create_sandbox(
+        made = _created(
+            api,
             request_id=request_id or f"cli-{secrets.token_hex(12)}",
             template=template,
             timeout_s=arguments.duration_s(timeout),
@@ -68,6 +70,23 @@ def create(  # noqa: PLR0913, PLR0917 - a command has as many options as it need
             print(made["id"], flush=True)
         if shell:
             _open_shell(api, made, user=None, cwd=None, command=[])
+
+
+def _created(api: Api, **wanted: Any) -> dict[str, Any]:
+    """Create, and ask again where no answer came: the request id makes both the same sandbox."""
+    deadline = time.monotonic() + ASK_AGAIN_S
+    while True:
+        try:
+            return api.create_sandbox(**wanted)
+        except OutcomeUnknown:
+            if time.monotonic() > deadline:
+                raise
+        except (Refused, Unavailable) as error:
+            # Control is being started again, or the first request is still on its way. Nobody there at all is another matter.
+            passing = error.code is Code.REQUEST_IN_PROGRESS or (error.code is Code.CONTROL_UNAVAILABLE and "status" in error.detail)
+            if not passing or time.monotonic() > deadline:
+                raise
+        time.sleep(0.3)
 
 
 @app.command("list")

@@ -28,9 +28,9 @@ def of_control(status: int, body: bytes, *, retry_after: str | None = None) -> A
     text = str(error.get("message") or f"control answered {status}")
     hint = str(error["hint"]) if error.get("hint") else None
     detail = error.get("detail")
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"status": status}
     if isinstance(detail, dict):
-        more = {f"detail_{key}": value for key, value in detail.items() if isinstance(value, str | int | float) or value is None}
+        more |= {f"detail_{key}": value for key, value in detail.items() if isinstance(value, str | int | float) or value is None}
     if error.get("requestId"):
         more["request_id"] = str(error["requestId"])
     name = str(error.get("code") or "")

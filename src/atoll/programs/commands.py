@@ -54,7 +54,7 @@ def up(
 
 def down(
     keep_sandboxes: Annotated[
-        bool, typer.Option("--keep-sandboxes", help="Stop only the programs; sandboxes go on until their end.")
+        bool, typer.Option("--keep-sandboxes", help="Stop only the programs; sandboxes go on, unwatched, until the next `up`.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -94,6 +94,8 @@ def status(as_json: JsonOption = False) -> None:
             empty="Nothing.",
         )
         print(f"\n{seen['install_id']} in {seen['home']}, API and sandboxes on {seen['url']}")
+        if summary := program.summary(seen):
+            print(summary)
     if not seen["healthy"]:
         raise typer.Exit(int(output.Exit.UNAVAILABLE))
 

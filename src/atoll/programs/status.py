@@ -60,3 +60,17 @@ def _held(place: Layout, *, control_well: bool) -> dict[str, Any]:
             return {"control": api.status()}
     except AtollError as error:
         return {"control": {"error": {"code": error.code, "message": error.message}}}
+
+
+def summary(seen: dict[str, Any]) -> str:
+    """One line about what control holds; empty where it was not asked."""
+    control = seen.get("control") or {}
+    if "hosts" not in control:
+        return ""
+    hosts, used, capacity = control["hosts"], control["used"], control["capacity"]
+    return (
+        f"{hosts['healthy']} of {hosts['total']} hosts healthy, {control['sandboxes']} sandboxes, "
+        f"CPU {used['cpuMillis'] / 1000:.1f} of {capacity['cpuMillis'] / 1000:.0f} cores, "
+        f"memory {used['memoryMib'] / 1024:.1f} of {capacity['memoryMib'] / 1024:.1f} GiB, "
+        f"disk {used['diskMib'] / 1024:.0f} of {capacity['diskMib'] / 1024:.0f} GiB"
+    )

@@ -39,6 +39,8 @@ class Guest:
     root: Path
     running: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
+    lost_answers: int = 0
+    """So many answers of control to a create are cut off after it did what was asked."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = {key.decode(): value.decode() for key, value in scope["headers"]}
@@ -117,6 +119,10 @@ class Guest:
             await answer(send, 200, place.read_bytes())
         else:
             await answer(send, 404, b'{"code":404,"message":"path does not exist"}')
+
+
+async def unsent(_message: Any) -> None:
+    """An answer that goes nowhere."""
 
 
 async def body(receive: Any) -> bytes:
@@ -212,6 +218,11 @@ def atoll(tmp_path: Path, unheard_logs: None) -> Iterator[Atoll]:
     async def edge(scope: Any, receive: Any, send: Any) -> None:
         if any(name == b"e2b-sandbox-id" for name, _ in scope.get("headers", [])):
             await guest(scope, receive, send)
+        elif guest.lost_answers and scope["type"] == "http" and scope["method"] == "POST":
+            guest.lost_answers -= 1
+            await api(scope, receive, unsent)
+            # A head whose body never comes: the server closes the connection.
+            await send({"type": "http.response.start", "status": 201, "headers": [(b"content-length", b"10")]})
         else:
             await api(scope, receive, send)
 

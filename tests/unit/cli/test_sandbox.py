@@ -28,6 +28,14 @@ def test_create_with_the_same_request_id_gives_the_same_sandbox(atoll: Atoll) ->
     assert atoll.create("--request-id", "r1") != atoll.create()
 
 
+def test_a_create_whose_answer_was_lost_is_asked_again_with_the_same_id(atoll: Atoll) -> None:
+    atoll.guest.lost_answers = 2
+    sandbox = atoll.create()
+    assert len(atoll.service.requests) == 3
+    assert len({request.request_id for request in atoll.service.requests}) == 1
+    assert [item["id"] for item in atoll.json("sandbox", "list", "--json")["items"]] == [sandbox]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -11,10 +11,12 @@ def body(**error: object) -> bytes:
 
 
 def test_code_message_and_hint_come_through() -> None:
-    error = failures.of_control(409, body(code="TEAM_SANDBOX_QUOTA", message="20 of 20", hint="release some", detail={"limit": 20}, requestId="r1"))
+    error = failures.of_control(
+        409, body(code="TEAM_SANDBOX_QUOTA", message="20 of 20", hint="release some", detail={"limit": 20}, requestId="r1")
+    )
     assert isinstance(error, Refused)
     assert (error.code, error.message, error.hint) == (Code.TEAM_SANDBOX_QUOTA, "20 of 20", "release some")
-    assert error.detail == {"detail_limit": 20, "request_id": "r1"}
+    assert error.detail == {"status": 409, "detail_limit": 20, "request_id": "r1"}
 
 
 def test_nothing_happened_keeps_the_time_to_wait() -> None:
@@ -37,7 +39,9 @@ def test_an_answer_that_is_not_ours_is_told_by_its_status(data: bytes, status: i
 
 def test_a_gone_sandbox_is_told_apart_from_a_closed_port() -> None:
     gone = failures.of_guest(502, b'{"sandboxId":"i1","message":"The sandbox was not found","code":502}', sandbox_id="i1")
-    closed = failures.of_guest(502, b'{"sandboxId":"i1","message":"The sandbox is running but port is not open","port":1,"code":502}', sandbox_id="i1")
+    closed = failures.of_guest(
+        502, b'{"sandboxId":"i1","message":"The sandbox is running but port is not open","port":1,"code":502}', sandbox_id="i1"
+    )
     assert isinstance(gone, Refused)
     assert gone.code is Code.SANDBOX_NOT_FOUND
     assert isinstance(closed, Unavailable)
