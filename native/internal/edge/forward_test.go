@@ -265,10 +265,13 @@ func TestClientsDepartureReachesTheGuest(t *testing.T) {
 		for _, path := range []string{"/before-answer", "/stream", "/upload"} {
 			ctx, cancel := context.WithCancel(t.Context())
 			var body io.Reader
+			leave := cancel
 			if path == "/upload" {
 				read, write := io.Pipe()
 				go func() { _, _ = write.Write([]byte("part")) }()
 				body = read
+				// Go's own HTTP/2 client sees the context's end only when its read of the body returns.
+				leave = func() { cancel(); _ = write.CloseWithError(context.Canceled) }
 			}
 			request := te.request(t, http.MethodPost, path, g.id, 0, body).WithContext(ctx)
 			go func() {
@@ -278,7 +281,7 @@ func TestClientsDepartureReachesTheGuest(t *testing.T) {
 				}
 			}()
 			<-began
-			cancel()
+			leave()
 			select {
 			case err := <-left:
 				if err == nil {
