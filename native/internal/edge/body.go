@@ -16,6 +16,7 @@ import (
 type oneBody struct {
 	io.ReadCloser
 	controller *http.ResponseController
+	shared     bool // other requests use the connection at the same time
 	touched    atomic.Bool
 	ended      atomic.Bool // nothing more is to come, so nobody waits for it
 
@@ -33,7 +34,14 @@ func (b *oneBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (b *oneBody) Close() error { return nil }
+// Close is the transport's word that it wants no more. Over HTTP/2 it says so before it waits for a read to return; over
+// HTTP/1.1 it says so when it waits for none, and the server may still want the rest.
+func (b *oneBody) Close() error {
+	if b.shared {
+		b.interrupt()
+	}
+	return nil
+}
 
 func (b *oneBody) interrupt() {
 	b.mu.Lock()
@@ -107,9 +115,16 @@ func (x *exchange) finish() {
 	}
 }
 
+// share says that the request goes over a connection that carries others: the transport then watches it itself.
+func (x *exchange) share() {
+	if body := x.body(); body != nil {
+		body.shared = true
+	}
+}
+
 // watch is told which connection the request goes over.
 func (x *exchange) watch(got httptrace.GotConnInfo) {
-	if conn, ok := got.Conn.(*node.Conn); ok && x.body() != nil && !x.shared {
+	if conn, ok := got.Conn.(*node.Conn); ok && x.body() != nil && !x.body().shared {
 		if old := x.conn.Swap(conn); old != nil {
 			old.Unwatch(&x.broken)
 		}

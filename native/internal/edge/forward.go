@@ -34,7 +34,6 @@ type exchange struct {
 	// The connection is watched while it may break under a request whose body is still to come.
 	conn   atomic.Pointer[node.Conn]
 	broken func()
-	shared bool // other requests use the connection at the same time; the transport then watches it itself
 
 	mu       sync.Mutex
 	answered bool // the final head is being written: no more 1xx

@@ -98,6 +98,58 @@ func TestGRPCSpeaksH2CWithTheServer(t *testing.T) {
 	}
 }
 
+// The server ends the call, or dies, while the client has more to say.
+func TestGRPCServersHaveTheLastWord(t *testing.T) {
+	control := newFakeControl(t)
+	te := startEdge(t, control)
+	g := newGuest(t)
+	control.put(g.serveGuest(say("guest")))
+	te.waitFor(t, g.id)
+	port := g.serve(0, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = r.Body.Read(make([]byte, 5))
+		switch r.URL.Path {
+		case "/end":
+			w.Header().Set("Content-Type", "application/grpc")
+			w.WriteHeader(200)
+			w.Header().Set(http.TrailerPrefix+"Grpc-Status", "7")
+		case "/die":
+			panic(http.ErrAbortHandler)
+		case "/stay":
+			w.WriteHeader(200)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}
+	}), h2c())
+	transport := h2cTransport(t)
+	call := func(path string) (*http.Response, error) {
+		request := te.request(t, http.MethodPost, path, g.id, port, stillSending(t))
+		request.Header.Set("Content-Type", "application/grpc")
+		return transport.RoundTrip(request)
+	}
+	began := time.Now()
+	response, err := call("/end")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(response.Body); err != nil || response.Trailer.Get("Grpc-Status") != "7" {
+		t.Fatalf("%v %v", response.Trailer, err)
+	}
+	if response, err = call("/die"); err != nil || response.StatusCode != 502 {
+		t.Fatalf("%v %v", response, err)
+	}
+	if response, err = call("/stay"); err != nil {
+		t.Fatal(err)
+	}
+	control.end(g.id)
+	if _, err := io.ReadAll(response.Body); err == nil {
+		t.Fatal("a cut call looks whole")
+	}
+	if took := time.Since(began); took > 3*cutLimit {
+		t.Fatalf("it took %v", took)
+	}
+	eventually(t, "all are counted out", func() bool { return te.metrics.open.Load() == 0 })
+}
+
 func TestManyStreamsOverOneH2CConnection(t *testing.T) {
 	te, g, _ := oneGuest(t, func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).EnableFullDuplex()

@@ -156,7 +156,8 @@ func (e *Edge) carry(w http.ResponseWriter, r *http.Request, t target, found *en
 	} else {
 		dress(x.out, r, route, port)
 		if r.ProtoMajor == 2 && isGRPC(r.Header) {
-			wire, x.shared = node.H2C, true
+			wire = node.H2C
+			x.share()
 		}
 	}
 	response, err := x.send(func(out *http.Request) (*http.Response, error) { return placement.RoundTrip(out, port, wire) })
