@@ -12,7 +12,7 @@ from atoll.hostops import syscalls
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of /proc/self/mountinfo."""
+    """One line of mountinfo."""
 
     point: str
     kind: str
@@ -36,8 +36,8 @@ def parse(text: str) -> list[Mount]:
 
 
 def table() -> list[Mount]:
-    """What this process sees mounted. os.path.ismount misses bind mounts of the same file system."""
-    return parse(Path("/proc/self/mountinfo").read_text())
+    """What the calling thread sees mounted. os.path.ismount misses bind mounts of the same file system."""
+    return parse(Path("/proc/thread-self/mountinfo").read_text())
 
 
 def below(directory: Path) -> list[str]:
