@@ -1,8 +1,14 @@
 """The oci driver with crun keeps what the port promises, on this machine."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from atoll.drivers.oci.config import RuntimeKind
+from atoll.drivers.oci.crun import Crun
+from atoll.hostops import cgroups
+from atoll.programs.layout import bin_directory
 from atoll.testing.conformance.suite import CASES, lacking
 
 RUNTIME = RuntimeKind.CRUN
@@ -14,3 +20,17 @@ async def test_case(case, oci_stand):
     if flags := lacking(case, oci_stand.driver.capabilities):
         pytest.skip(f"crun does not declare {', '.join(flags)}")
     await case.run(oci_stand)
+
+
+def test_runc_stands_in_only_for_what_is_missing(tmp_path: Path) -> None:
+    """A machine on which crun can start a container uses it: runc takes twice as long."""
+    crun, runc = (Path(shutil.which(name) or "") for name in ("crun", "runc"))
+    if not crun.name or not runc.name:
+        pytest.skip("crun and runc are missing; apt install crun runc")
+    for given, stands_in in ((crun, False), (tmp_path / "no-crun", True)):
+        runtime = Crun(given, runc, tmp_path / "run", cgroups.detect(), probe=bin_directory() / "atoll-guest")
+        runtime.open()
+        try:
+            assert runtime.is_runc is stands_in
+        finally:
+            runtime.close()

@@ -123,7 +123,8 @@ class Crun:
         """Whether a runtime can start a container on this machine: by starting one, since its reasons not to are its own."""
         with tempfile.TemporaryDirectory(dir=self._root, prefix=".works-") as name:
             bundle = Path(name)
-            (bundle / "rootfs").mkdir()
+            # crun wants to find a directory for devices, runc makes it.
+            (bundle / "rootfs" / "dev").mkdir(parents=True)
             program = {"destination": "/program", "type": "bind", "source": str(self._probe), "options": ["bind", "ro"]}
             config = {
                 "ociVersion": "1.0.2",
