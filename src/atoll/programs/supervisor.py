@@ -2,9 +2,9 @@
 
 Theory of operation. A child is watched through a pidfd, which works alike for a process that this supervisor started and for one that an
 earlier supervisor left behind: children are in sessions of their own and write their logs themselves, so the supervisor's death does not
-touch them, and the next one adopts whoever is alive. A death is answered by a start, at once the first time (`restarts.py`). SIGTERM ends
-the children in order, edge first, control last; sandboxes are not its business and go on. It asks nothing periodically: it sleeps until
-a child ends, somebody connects to its socket, or a minute has passed and logs are looked at.
+touch them, and the next one adopts whoever is alive. None waits for another to be well. A death is answered by a start, at once the first
+time (`restarts.py`). SIGTERM ends the children in order, edge first, control last; sandboxes are not its business and go on. It asks
+nothing periodically: it sleeps until a child ends, somebody connects to its socket, or a minute has passed and logs are looked at.
 """
 
 from __future__ import annotations
@@ -79,23 +79,24 @@ class Supervisor:
         identity.write(self._layout.pid_file(NAME), mine, mark=self._fingerprint)
         log.info(events.PROCESS_STARTED, pid=os.getpid(), home=str(self._layout.home))
         server = await self._serve()
-        keepers: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[None]] = []
         rotator = asyncio.create_task(self._rotate())
         try:
             for child in self._children.values():
                 if self._stopping.is_set():
                     break
-                ready = asyncio.Event()
-                keepers.append(asyncio.create_task(self._keep(child, ready)))
-                await self._first(ready.wait(), self._stopping.wait())
-                await self._wait_ready(child)
+                # None waits for another to be well: the agent has ends to enforce, and the edge routes to serve, whatever keeps control.
+                started = asyncio.Event()
+                tasks.append(asyncio.create_task(self._keep(child, started)))
+                await self._first(started.wait(), self._stopping.wait())
+                tasks.append(asyncio.create_task(self._tell_when_ready(child)))
             await self._stopping.wait()
         finally:
             self._stopping.set()
             log.info(events.PROCESS_STOPPING)
             await self._end_all()
             rotator.cancel()
-            await asyncio.gather(*keepers, rotator, return_exceptions=True)
+            await asyncio.gather(*tasks, rotator, return_exceptions=True)
             server.close()
             with contextlib.suppress(FileNotFoundError):
                 self._layout.socket.unlink()
@@ -166,8 +167,8 @@ class Supervisor:
         status = child.process.wait()
         return f"signal {-status}" if status < 0 else f"exit {status}"
 
-    async def _wait_ready(self, child: Child) -> None:
-        """Give the child its time before the next one is started; the next starts in any case, they find each other."""
+    async def _tell_when_ready(self, child: Child) -> None:
+        """Log that the child is well, or that it is not in its time."""
         name = child.spec.name
         if self._config is None or self._stopping.is_set():
             return

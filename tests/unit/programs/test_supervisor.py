@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import Code, Refused
-from atoll.programs import identity, supervision
+from atoll.programs import identity, probes, supervision
 from atoll.programs.children import ChildSpec
+from atoll.programs.instance import Config
 from atoll.programs.layout import Layout
 from atoll.programs.supervisor import Supervisor
 
@@ -93,6 +94,20 @@ async def test_it_starts_in_order_and_ends_in_the_opposite_one(place: Layout) ->
     assert not place.pid_file("supervisor").exists()
 
 
+async def test_a_child_that_never_is_well_keeps_no_other_from_starting(place: Layout) -> None:
+    """Without control the agent still has ends to enforce."""
+    config = Config(install_id="ins_" + "0" * 20, port=1, subnet=0, host_name="h")
+    children = [spec(place, name) for name in ("control", "agent", "edge")]
+    task = asyncio.create_task(Supervisor(place, children, config).run())
+    try:
+        await until(lambda: len(told(place)) == 3)
+        assert probes.look("control", place, config).healthy is False
+    finally:
+        await asyncio.to_thread(supervision.ask, place, "stop")
+        await asyncio.wait_for(task, 20)
+    assert told(place)[-3:] == ["end edge", "end agent", "end control"]
+
+
 async def test_what_dies_is_started_again_at_once(place: Layout) -> None:
     async with running(place, spec(place, "control"), spec(place, "agent")):
         await until(lambda: len(told(place)) == 2)
@@ -161,6 +176,7 @@ OTHER = """
 import asyncio, json, os, sys
 from pathlib import Path
 from atoll.programs.children import ChildSpec
+from atoll.programs.instance import Config
 from atoll.programs.layout import Layout
 from atoll.programs.supervisor import Supervisor
 spec = ChildSpec("control", tuple(json.loads(sys.argv[2])), environment=dict(os.environ))
