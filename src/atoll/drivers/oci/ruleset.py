@@ -100,6 +100,7 @@ table {names.table} {{
   }}
   chain outward {{
     oifname {wild} drop
+    tcp flags syn tcp option maxseg size set rt mtu
     ip daddr @closed4 drop
     meta l4proto {{ tcp, udp }} th dport 53 drop
     ct state established,related accept
