@@ -17,6 +17,7 @@ import httpx
 from e2b import Sandbox
 
 from atoll.programs import identity
+
 if TYPE_CHECKING:
     from tests.instance.conftest import Instance
 

@@ -122,12 +122,14 @@ def test_a_step_of_the_clock_moves_nothing(clocked: tuple[Instance, Clock], clie
     placements = {one.sandbox_id: client.get(one.sandbox_id)["placement"]["id"] for one in (long, short, moved, told_late)}
     due = end_at(client, short.sandbox_id)
 
-    # The agent does not hear of this end before the clock has moved.
-    (agent,) = kill(instance, "agent", number=signal.SIGSTOP)
+    # No agent hears of this end before the clock has moved.
+    kill(instance, "supervisor", number=signal.SIGSTOP)
+    kill(instance, "agent")
     told_late.set_timeout(100)
     told_at = time.time()
     clock.step_to(step_s)
-    os.kill(agent, signal.SIGCONT)
+    kill(instance, "supervisor", number=signal.SIGCONT)
+    instance.until_well()
 
     moved.set_timeout(600)
     other = client.create(timeout=300)

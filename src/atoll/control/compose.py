@@ -40,11 +40,15 @@ from atoll.control.tokens import Tokens
 from atoll.planning.admission import DeploymentLimits
 from atoll.planning.resolve import CLASSES, WorkloadClass
 from atoll.store import sandboxes as stored
-from atoll.store import schema
+from atoll.store import schema, timeline
 from atoll.store.engine import SqliteStore, Store
 from atoll.store.sealing import Sealer
 
 
+from atoll.telemetry import events as names
+from atoll.telemetry.log import get_logger
+
+LOG = get_logger()
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
     """What an instance or operator decides. `secrets` is a directory: sealing.key, token.key (base64), guest-ed25519 (PEM), edge.token."""
@@ -59,6 +63,8 @@ class ControlSettings:
     bootstrap: Path | None = None
     classes: Mapping[str, WorkloadClass] = field(default_factory=lambda: dict(CLASSES))
     default_class: str = "default"
+    boot_id: str | None = None
+    """Of this machine's kernel; None: steps of the wall clock between two processes are not looked for."""
     limits: DeploymentLimits = field(default_factory=DeploymentLimits)
     teams: TeamDefaults = field(default_factory=TeamDefaults)
     hosts_max: int = 10_000
@@ -141,9 +147,17 @@ class Control:
             raise Bug(Code.INTERNAL, f"this database belongs to install {install_id}, not {self.settings.install_id}")
         return store, incarnation
 
+    async def _carry_over(self, store: Store, boot_id: str) -> None:
+        zero_at = self._clock.now() - self._clock.boot()
+        step_s = await store.write(lambda conn: timeline.carry_over(conn, boot_id=boot_id, zero_at=zero_at))
+        if step_s:
+            LOG.warning(names.CLOCK_STEPPED, step_s=round(step_s, 3))
+
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
         templates = Templates(store)
         sandboxes = Sandboxes(
+        if self.settings.boot_id is not None:
+            await self._carry_over(store, self.settings.boot_id)
             store=store,
             clock=self._clock,
             dice=self._dice,

@@ -17,18 +17,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.programs import instance
-from atoll.programs.clock import SystemClock
+from atoll.programs.clock import SteadyClock
+from atoll.programs.identity import boot_id
 from atoll.programs.layout import Layout, cache_directory, layout_of
 from atoll.telemetry import events
 from atoll.telemetry.log import configure, get_logger
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from atoll.control.compose import ControlSettings
 
 NAME: Final = "control"
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75
 GRACE_S: Final = 5
+STEP_S: Final = 2.0
+"""A clock that was set by less than this is left as it is."""
+STEP_LOOK_S: Final = 30.0
 
 log = get_logger()
 
@@ -47,6 +53,7 @@ def settings(place: Layout, config: instance.Config) -> ControlSettings:
         domain=config.domain,
         version=version("atoll"),
         bootstrap=place.bootstrap,
+        boot_id=boot_id(),
     )
 
 
@@ -79,16 +86,19 @@ def serve(place: Layout, config: instance.Config) -> None:
 
     from atoll.control.compose import Control
 
-    control = Control(settings(place, config), clock=SystemClock(), dice=os.urandom)
+    clock = SteadyClock()
+    control = Control(settings(place, config), clock=clock, dice=os.urandom)
     failure: list[BaseException] = []
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         await control.start()
         log.info(events.PROCESS_STARTED, pid=os.getpid(), port=config.control_port)
+        watch = asyncio.create_task(_end_when_the_clock_was_set(clock, server))
         try:
             yield
         finally:
+            watch.cancel()
             log.info(events.PROCESS_STOPPING)
             await control.stop()
 
@@ -120,6 +130,19 @@ def serve(place: Layout, config: instance.Config) -> None:
     if failure:
         raise failure[0]
     log.info(events.PROCESS_STOPPED)
+
+
+async def _end_when_the_clock_was_set(clock: SteadyClock, server: uvicorn.Server) -> None:
+    """End in order, so that the next process begins with the new time, once a step of the wall clock has stood for two looks."""
+    before_s = 0.0
+    while True:
+        await asyncio.sleep(STEP_LOOK_S)
+        step_s = clock.stepped_s()
+        if abs(step_s) > STEP_S and abs(step_s - before_s) < STEP_S:
+            log.warning(events.CLOCK_STEPPED, step_s=round(step_s, 3))
+            server.should_exit = True
+            return
+        before_s = step_s
 
 
 async def _lifespan(running: Any, receive: Any, send: Any, failure: list[BaseException]) -> None:

@@ -22,6 +22,8 @@ DEPLOYMENT: Final = sa.Table(
     sa.Column("install_id", sa.Text, nullable=False),
     sa.Column("incarnation", sa.Text, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("clock_boot_id", sa.Text),
+    sa.Column("clock_zero_at", sa.Float),
 )
 
 TEAMS: Final = sa.Table(

@@ -48,6 +48,7 @@ AGENT_SUPERSEDED: Final = "agent.superseded"
 
 # upkeep
 RETENTION_FAILED: Final = "retention.failed"
+CLOCK_STEPPED: Final = "clock.stepped"
 ROUTES_FOLLOWED: Final = "routes.followed"
 TEMPLATE_REGISTERED: Final = "template.registered"
 

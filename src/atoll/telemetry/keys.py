@@ -17,7 +17,7 @@ KEYS: Final[frozenset[str]] = frozenset(
         "state", "was", "reason", "code", "detail", "hint", "kind", "status", "method", "attempt", "restarts", "signal", "exit_code",
         "seq", "count", "check", "message", "exception", "error", "what", "operation",
         # how much
-        "elapsed_ms", "delay_s", "remaining_s", "lease_s", "size_bytes", "free_mib",
+        "elapsed_ms", "delay_s", "remaining_s", "lease_s", "step_s", "size_bytes", "free_mib",
     }
 )  # fmt: skip
 """The fields a line may have; a new one is added here with its unit."""

@@ -1,0 +1,45 @@
+"""The wall clock that records were written by, from one control process to the next.
+
+Theory of operation. A control process counts wall time on from its beginning and never sees a step. Before the next one reads a row, it
+says what its own clock shows for the kernel's boot; another value than the last one's, in the same boot, is a step, and everything that
+somebody still waits for is moved by it. So what was left of an end, a deadline or a lease is left of it still. After another boot nothing
+can be compared, and nothing is moved. History (created, started, released, events) keeps the time that its clock showed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from atoll.domain.sandbox import LIVING, State
+from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOSTS, SANDBOXES
+
+UNNOTICED_S: Final = 1.0
+"""Less is how time daemons turn a clock, or rounding."""
+
+
+def carry_over(conn: sa.Connection, *, boot_id: str, zero_at: float) -> float:
+    """Note that it was `zero_at` by the wall when the kernel booted, and move what waits by the step since that was noted last; the step.
+
+    *Units*: seconds. *Idempotency*: the second call finds no step. Only before anything else uses the database.
+    """
+    row = conn.execute(sa.select(DEPLOYMENT.c.clock_boot_id, DEPLOYMENT.c.clock_zero_at)).one()
+    conn.execute(sa.update(DEPLOYMENT).values(clock_boot_id=boot_id, clock_zero_at=zero_at))
+    step_s = float(zero_at - row.clock_zero_at) if row.clock_boot_id == boot_id else 0.0
+    if abs(step_s) < UNNOTICED_S:
+        return 0.0
+    _move(conn, step_s)
+    return step_s
+
+
+def _move(conn: sa.Connection, step_s: float) -> None:
+    living = SANDBOXES.c.state.in_([state.value for state in LIVING])
+    conn.execute(
+        sa.update(SANDBOXES).where(living).values(end_at=SANDBOXES.c.end_at + step_s, deadline_at=SANDBOXES.c.deadline_at + step_s)
+    )
+    # How long it has waited for room is counted from when it was accepted.
+    waiting = SANDBOXES.c.state.in_([State.PENDING.value, State.RESERVING.value])
+    conn.execute(sa.update(SANDBOXES).where(waiting).values(created_at=SANDBOXES.c.created_at + step_s))
+    conn.execute(sa.update(HOSTS).values(seen_at=HOSTS.c.seen_at + step_s, lease_until=HOSTS.c.lease_until + step_s))
+    conn.execute(sa.update(ENROLLMENTS).where(ENROLLMENTS.c.used_at.is_(None)).values(expires_at=ENROLLMENTS.c.expires_at + step_s))
