@@ -151,6 +151,7 @@ def test_safety(steps: list[Step]) -> None:
         if after.sandbox.state is State.READY:
             assert after.placement is not None
             assert after.placement.holding is not Holding.NONE
+            assert after.placement.desired is Kind.ENSURE_RUNNING, "ready, and ordered away"
 
 
 @settings(max_examples=300)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from atoll.base.units import ZERO, Vector
+from atoll.domain.host import Admin
 from atoll.domain.placement import Observed
+from atoll.store import hosts
 from atoll.wire.agent import Check
 from tests.sim.world import Agent, Refusal, World, failing, obedient, silent
 
@@ -206,6 +209,20 @@ async def test_a_host_can_be_required(world: World, agent: Agent) -> None:
     await world.accept(requireHost="local")
     assert (await other.wanted()).kind == "ensure_running"
     assert (await agent.wanted()).kind == "ensure_running"
+
+
+async def test_who_refuses_at_reservation_is_not_asked_again(world: World, agent: Agent) -> None:
+    """The directory is a hint: a host whose record has changed since says no, and the next one is asked at once."""
+    other = await world.agent("other", token=await world.token("other"))
+    for one in (agent, other):
+        await world.accept(requireHost=one.host_id)
+    record = await world.store.read(lambda conn: hosts.by_id(conn, agent.host_id))
+    await world.store.write(lambda conn: hosts.save(conn, replace(record, admin=Admin.DRAINING)))
+    for _ in range(4):
+        sandbox_id = await world.accept()
+        loaded = await world.facts(sandbox_id)
+        assert (loaded.sandbox.state, loaded.sandbox.host_id) == ("provisioning", other.host_id)
+        assert (await world.history(sandbox_id)).count("sandbox.host_refused") <= 1
 
 
 async def test_sixteen_commands_at_most_in_one_answer(world: World) -> None:

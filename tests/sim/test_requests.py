@@ -71,7 +71,7 @@ async def test_after_a_failed_start_the_key_is_free_again(world: World, agent: A
     async with agent.at_work():
         assert await code_of(world.create(clientRequestId="r1")) == "START_FAILED"
         agent.script = type(agent)(world).script
-        created = await world.create(clientRequestId="r1")
+        created = await world.create(clientRequestId="r1", metadata={"another": "body"})
     assert created["state"] == "ready"
 
 

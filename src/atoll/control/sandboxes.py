@@ -168,14 +168,14 @@ class Sandboxes:
         known = await self.store.read(lambda conn: sandboxes.by_request(conn, caller.team.id, request_id))
         if known is None:
             return None
-        if known.request_digest != _digest(request):
-            raise Refused(Code.REQUEST_MISMATCH, "this request id was used with another body")
-        if request.wait and known.state in STARTING:
-            raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running")
         if request.wait and known.state in _ENDED and known.started_at is None:
             # The first was answered with its failure, and whoever asks again wants another try, not a sandbox that never was.
             await self.store.write(lambda conn: sandboxes.forget_request(conn, known.id))
             return None
+        if known.request_digest != _digest(request):
+            raise Refused(Code.REQUEST_MISMATCH, "this request id was used with another body")
+        if request.wait and known.state in STARTING:
+            raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running")
         return known
 
     async def _accept(self, caller: Caller, request: CreateRequest) -> Sandbox:

@@ -205,6 +205,16 @@ def test_a_start_that_failed_is_removed_before_the_next_generation() -> None:
     assert wants_placing(gone.sandbox, now=NOW + 1.25)
 
 
+def test_a_guest_that_answers_after_its_removal_was_ordered_is_not_ready() -> None:
+    facts = placed()
+    erred = after(facts, Heard(report(facts, Observed.ERROR, reason=Code.START_FAILED)))
+    late = after(erred, Heard(report(erred, Observed.RUNNING, ready=True, applied_revision=1)))
+    assert late.sandbox.state is State.PROVISIONING
+    assert late.placement is not None
+    assert late.placement.desired is Kind.ENSURE_ABSENT
+    assert late.placement.holding is Holding.CLEANUP_PENDING
+
+
 def test_the_last_attempt_fails_with_its_own_reason() -> None:
     facts = placed(attempts=ATTEMPTS_MAX - 1, generation=ATTEMPTS_MAX)
     erred = after(facts, Heard(report(facts, Observed.ERROR, reason=Code.IMAGE_CORRUPT, detail="digest differs")))
