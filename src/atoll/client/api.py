@@ -142,6 +142,15 @@ class Api:
         """By id or name; operators only."""
         return self._call("GET", f"/v1/hosts/{_path(reference)}")
 
+    def set_host_admin(self, reference: str, verb: str, *, off: bool = False) -> Json:
+        """`activate`, `drain` or `disable`; operators only. `off`: the machine is known to be off."""
+        options: Json = {"json": {"off": off}} if verb == "disable" else {}
+        return self._call("POST", f"/v1/hosts/{_path(reference)}/{verb}", **options)
+
+    def create_enrollment_token(self, *, host_name: str, life_s: int = 3600) -> Json:
+        """A one-use token for a host of this name; `token` is in this answer and nowhere else."""
+        return self._call("POST", "/v1/enrollment-tokens", json={"hostName": host_name, "lifeSeconds": life_s})
+
     def keys(self) -> list[Json]:
         """The team's keys, without the keys themselves."""
         return list(self._pages("/v1/keys", {}))

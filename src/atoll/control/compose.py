@@ -28,9 +28,11 @@ from atoll.control.directory import Directory
 from atoll.control.ends import Ends
 from atoll.control.enrollment import Enrollment
 from atoll.control.facade import Facade
+from atoll.control.hosts import Hosts
 from atoll.control.hub import Hub
 from atoll.control.keys import Keys, TeamDefaults
 from atoll.control.loops import deadlines, retention
+from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import Orders
 from atoll.control.sandboxes import Sandboxes
@@ -43,12 +45,12 @@ from atoll.store import sandboxes as stored
 from atoll.store import schema, timeline
 from atoll.store.engine import SqliteStore, Store
 from atoll.store.sealing import Sealer
-
-
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
 LOG = get_logger()
+
+
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
     """What an instance or operator decides. `secrets` is a directory: sealing.key, token.key (base64), guest-ed25519 (PEM), edge.token."""
@@ -61,10 +63,10 @@ class ControlSettings:
     domain: str
     version: str
     bootstrap: Path | None = None
-    classes: Mapping[str, WorkloadClass] = field(default_factory=lambda: dict(CLASSES))
-    default_class: str = "default"
     boot_id: str | None = None
     """Of this machine's kernel; None: steps of the wall clock between two processes are not looked for."""
+    classes: Mapping[str, WorkloadClass] = field(default_factory=lambda: dict(CLASSES))
+    default_class: str = "default"
     limits: DeploymentLimits = field(default_factory=DeploymentLimits)
     teams: TeamDefaults = field(default_factory=TeamDefaults)
     hosts_max: int = 10_000
@@ -106,6 +108,7 @@ class Control:
             store=store, clock=clock, dice=dice, hub=hub, directory=directory, routes=self._routes, ends=Ends(), deadlines=asyncio.Event()
         )
         consoles = Consoles(hub=hub, dice=dice)
+        self.fencing = Fencing(reconciler, directory, clock)
         self.sessions = Sessions(
             store=store,
             clock=clock,
@@ -114,6 +117,7 @@ class Control:
             reconciler=reconciler,
             orders=orders,
             consoles=consoles,
+            fencing=self.fencing,
             incarnation=incarnation,
         )
         self.enrollment = Enrollment(
@@ -131,7 +135,8 @@ class Control:
         await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
         await store.read(directory.load)
         self._routes.load(await store.read(stored.reachable))
-        self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles)
+        hosts = Hosts(store=store, clock=clock, dice=dice, hub=hub, directory=directory, enrollment=self.enrollment, fencing=self.fencing)
+        self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles, hosts=hosts)
         self._serve()
 
     async def _opened(self) -> tuple[Store, str]:
@@ -145,6 +150,8 @@ class Control:
         )
         if install_id != self.settings.install_id:
             raise Bug(Code.INTERNAL, f"this database belongs to install {install_id}, not {self.settings.install_id}")
+        if self.settings.boot_id is not None:
+            await self._carry_over(store, self.settings.boot_id)
         return store, incarnation
 
     async def _carry_over(self, store: Store, boot_id: str) -> None:
@@ -153,11 +160,9 @@ class Control:
         if step_s:
             LOG.warning(names.CLOCK_STEPPED, step_s=round(step_s, 3))
 
-    def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
+    def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles, hosts: Hosts) -> Facade:
         templates = Templates(store)
         sandboxes = Sandboxes(
-        if self.settings.boot_id is not None:
-            await self._carry_over(store, self.settings.boot_id)
             store=store,
             clock=self._clock,
             dice=self._dice,
@@ -170,7 +175,7 @@ class Control:
             default_class=self.settings.default_class,
             limits=self.settings.limits,
         )
-        return Facade(store=store, clock=self._clock, keys=self.keys, sandboxes=sandboxes, templates=templates, tokens=tokens)
+        return Facade(keys=self.keys, sandboxes=sandboxes, templates=templates, hosts=hosts, tokens=tokens)
 
     def _serve(self) -> None:
         settings = self.settings
@@ -182,6 +187,7 @@ class Control:
             extra=[(agents.PREFIX, agents.Agents(self.sessions, self.enrollment)), (routes.PREFIX, self._routes)],
         )
         self._spawn(deadlines.run(self.reconciler, self._clock))
+        self._spawn(self.fencing.run())
         self._spawn(retention.run(self.reconciler.store, self._clock, keep_s=settings.records_kept_s))
         self._started = True
 

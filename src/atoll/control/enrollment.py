@@ -38,15 +38,15 @@ class Enrollment:
         self._auto_activate = auto_activate
         self._hosts_max = hosts_max
 
-    async def admit_token(self, token_digest: str, *, host_name: str) -> None:
-        """Let the token of this digest enrol a host of this name, once, within the hour. *Idempotency*: a known digest changes nothing."""
+    async def admit_token(self, token_digest: str, *, host_name: str, life_s: float = TOKEN_LIFE_S) -> None:
+        """Let the token of this digest enrol a host of this name, once, within `life_s`. *Idempotency*: a known digest changes nothing."""
         now = self._clock.now()
         record = hosts.Enrollment(
             id=new_id(Prefix.ENROLLMENT, self._dice),
             token_digest=token_digest,
             host_name=host_name,
             created_at=now,
-            expires_at=now + TOKEN_LIFE_S,
+            expires_at=now + life_s,
         )
         await self._store.write(lambda conn: hosts.add_enrollment(conn, record))
 

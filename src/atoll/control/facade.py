@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.base.clock import Clock
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import Code
 from atoll.base.secret import Secret
+from atoll.control.enrollment import TOKEN_LIFE_S
+from atoll.control.hosts import Hosts
 from atoll.control.keys import Keys
 from atoll.control.sandboxes import Sandboxes
-from atoll.control.service import Caller, EventRecord, HostView, NewKey, Page, Query
+from atoll.control.service import Caller, EventRecord, HostView, NewKey, NewToken, Page, Query
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
-from atoll.domain.host import health
+from atoll.domain.host import AdminEvent
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role
 from atoll.planning.resolve import CreateRequest
-from atoll.store import facts, hosts
-from atoll.store.engine import Store
 
 
 class Facade:
     """Implements control.service.Service."""
 
-    def __init__(self, *, store: Store, clock: Clock, keys: Keys, sandboxes: Sandboxes, templates: Templates, tokens: Tokens) -> None:
-        self._store = store
-        self._clock = clock
+    def __init__(self, *, keys: Keys, sandboxes: Sandboxes, templates: Templates, hosts: Hosts, tokens: Tokens) -> None:
         self._keys = keys
         self._sandboxes = sandboxes
         self._templates = templates
+        self._hosts = hosts
         self._tokens = tokens
 
     async def authenticate(self, key: Secret) -> Caller:
@@ -63,17 +61,16 @@ class Facade:
         return await self._templates.get(caller, reference)
 
     async def hosts(self, caller: Caller) -> Sequence[HostView]:
-        self._operator(caller)
-        found = await self._store.read(
-            lambda conn: [(h, facts.used(conn, h.id), hosts.placements_held(conn, h.id)) for h in hosts.all_hosts(conn)]
-        )
-        return [HostView(host, health(host, now=self._clock.now()), used, count) for host, used, count in found]
+        return await self._hosts.all(caller)
 
     async def host(self, caller: Caller, host_id: str) -> HostView:
-        for view in await self.hosts(caller):
-            if host_id in (view.host.id, view.host.name):
-                return view
-        raise Refused(Code.HOST_NOT_FOUND, f"host {host_id[:64]!r} was not found")
+        return await self._hosts.get(caller, host_id)
+
+    async def set_host_admin(self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False) -> HostView:
+        return await self._hosts.set_admin(caller, host_id, event, off=off)
+
+    async def create_enrollment_token(self, caller: Caller, *, host_name: str, life_s: float = TOKEN_LIFE_S) -> NewToken:
+        return await self._hosts.create_token(caller, host_name=host_name, life_s=life_s)
 
     async def keys(self, caller: Caller) -> Sequence[Client]:
         return await self._keys.all(caller)
@@ -89,8 +86,3 @@ class Facade:
 
     def traffic_token(self, sandbox: Sandbox) -> str | None:
         return None if sandbox.spec.network.public_traffic else self._tokens.traffic(sandbox.id)
-
-    @staticmethod
-    def _operator(caller: Caller) -> None:
-        if not caller.operator:
-            raise Refused(Code.FORBIDDEN, "only operators see hosts")

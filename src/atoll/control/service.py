@@ -8,7 +8,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.domain.host import Health, Host
+from atoll.domain.host import AdminEvent, Health, Host
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
@@ -90,6 +90,15 @@ class NewKey:
     key: Secret
 
 
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """An enrolment token, shown this once. *Units*: wall seconds."""
+
+    token: Secret
+    host_name: str
+    expires_at: float
+
+
 class Service(Protocol):
     """*Errors* of all: Refused and Unavailable of base.errors. A stranger's sandbox is SANDBOX_NOT_FOUND, like one that never was."""
 
@@ -136,6 +145,16 @@ class Service(Protocol):
 
     async def host(self, caller: Caller, host_id: str) -> HostView:
         """By id or name; operators only."""
+        ...
+
+    async def set_host_admin(self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False) -> HostView:
+        """Activate, drain or disable; operators only. Disabling is a fence: see control.hosts. `off`: the machine is known to be off, so
+        its last lease needs no waiting for. *Errors*: ILLEGAL_STATE for a disabled host, which is enrolled again instead.
+        """
+        ...
+
+    async def create_enrollment_token(self, caller: Caller, *, host_name: str, life_s: float = 3600.0) -> NewToken:
+        """A one-use token by which a host of this name enrols; operators only. *Units*: seconds, at most an hour."""
         ...
 
     async def keys(self, caller: Caller) -> Sequence[Client]: ...

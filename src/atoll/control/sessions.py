@@ -24,9 +24,10 @@ from atoll.base.ids import EpochId
 from atoll.control.consoles import Consoles
 from atoll.control.directory import Directory
 from atoll.control.hub import Hub
+from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import Orders
-from atoll.domain.host import Host
+from atoll.domain.host import LEASE_S, Host
 from atoll.domain.placement import Holding, Report
 from atoll.domain.sandbox import State
 from atoll.planning.reconcile import Facts, Heard
@@ -38,7 +39,6 @@ from atoll.wire import agent as wire
 
 LOG = get_logger()
 
-LEASE_S: Final = 300.0
 FRESH_S: Final = 30.0
 """A session that was heard of this recently is not taken over by a stranger."""
 RENEW_S: Final = 2.0
@@ -65,7 +65,7 @@ class _Session:
 class Sessions:
     """One per control process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a composition root's arguments
         self,
         *,
         store: Store,
@@ -75,6 +75,7 @@ class Sessions:
         reconciler: Reconciler,
         orders: Orders,
         consoles: Consoles,
+        fencing: Fencing,
         incarnation: str,
     ) -> None:
         self._store = store
@@ -84,6 +85,7 @@ class Sessions:
         self._reconciler = reconciler
         self._orders = orders
         self._consoles = consoles
+        self._fencing = fencing
         self._incarnation = incarnation
         self._sessions: dict[str, _Session] = {}
 
@@ -266,6 +268,8 @@ class Sessions:
             current = hosts.by_id(conn, host.id)
             if current is None:
                 raise Refused(Code.CREDENTIAL_REVOKED, "this host is gone")
+            if current.credential_digest != host.credential_digest:
+                raise Refused(Code.CREDENTIAL_REVOKED, "this host was fenced meanwhile")
             if current.epoch != poll.epoch:
                 raise Refused(Code.STALE_AGENT_EPOCH, "a newer agent run has taken over this host")
             if (current.isolations, current.images, current.problems) != health:
@@ -277,6 +281,7 @@ class Sessions:
 
         before = self._directory.host(host.id)
         after = await self._store.write(work)
+        self._fencing.renewed(host.id)
         self._directory.put(after)
         if before is None or before.problems != after.problems or before.isolations != after.isolations or before.images != after.images:
             LOG.info(names.HOST_HEALTH_CHANGED, host_id=host.id, what=sorted(after.isolations), check=list(after.problems))

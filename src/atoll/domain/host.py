@@ -55,6 +55,8 @@ class Health(StrEnum):
 
 SUSPECT_AFTER_S: Final = 30.0
 LOST_AFTER_S: Final = 90.0
+LEASE_S: Final = 300.0
+"""How long a host may act unheard: one lease for all that it holds, renewed by each poll."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ PLACEMENT_OBSERVED: Final = "placement.observed"
 HOST_ENROLLED: Final = "host.enrolled"
 HOST_SESSION_STARTED: Final = "host.session.started"
 HOST_HEALTH_CHANGED: Final = "host.health.changed"
+HOST_ADMIN_CHANGED: Final = "host.admin.changed"
 
 # the agent
 CONTROL_LOST: Final = "control.lost"
@@ -47,8 +48,8 @@ EPOCH_BEGUN: Final = "epoch.begun"
 AGENT_SUPERSEDED: Final = "agent.superseded"
 
 # upkeep
-RETENTION_FAILED: Final = "retention.failed"
 CLOCK_STEPPED: Final = "clock.stepped"
+RETENTION_FAILED: Final = "retention.failed"
 ROUTES_FOLLOWED: Final = "routes.followed"
 TEMPLATE_REGISTERED: Final = "template.registered"
 

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import hashlib
 import random
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -19,9 +20,10 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import ClientId, HostId, PlacementId, Prefix, SandboxId, TeamId, TemplateId, new_id
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.control.service import Caller, EventRecord, HostView, NewKey, Page, Query
+from atoll.control.service import Caller, EventRecord, HostView, NewKey, NewToken, Page, Query
 from atoll.domain.command import digest
-from atoll.domain.host import Admin, Host, health
+from atoll.domain.host import Admin, AdminEvent, Host, health, step
+from atoll.domain.machine import IllegalMove
 from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Sandbox, State
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team, key_digest
@@ -236,6 +238,21 @@ class FakeService:
             if host_id in (view.host.id, view.host.name):
                 return view
         raise Refused(Code.HOST_NOT_FOUND, f"host {host_id[:80]!r} was not found")
+
+    async def set_host_admin(self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False) -> HostView:
+        view = await self.host(caller, host_id)
+        try:
+            admin = step(view.host.admin, event)
+        except IllegalMove:
+            raise Refused(Code.ILLEGAL_STATE, "a disabled host is enrolled again") from None
+        lease_until = None if off else view.host.lease_until
+        self.host_view = replace(self.host_view, host=replace(self.host_view.host, admin=admin, lease_until=lease_until))
+        return await self.host(caller, host_id)
+
+    async def create_enrollment_token(self, caller: Caller, *, host_name: str, life_s: float = 3600.0) -> NewToken:
+        if not caller.operator:
+            raise Refused(Code.FORBIDDEN, "hosts are the operator's")
+        return NewToken(Secret("et_" + secrets.token_hex(32)), host_name, self.now() + life_s)
 
     async def keys(self, caller: Caller) -> Sequence[Client]:
         return [one for one in self._clients.values() if one.team_id == caller.team.id]

@@ -13,7 +13,7 @@ from atoll.control.api.settings import ApiSettings
 from atoll.control.api.v1 import answers, models
 from atoll.control.api.v1.context import FAILURES, Who, respond
 from atoll.control.service import Service
-from atoll.domain.host import Admin, Health
+from atoll.domain.host import Admin, AdminEvent, Health
 from atoll.domain.tenancy import Role
 
 Reference = Annotated[str, Path(max_length=256)]
@@ -35,13 +35,17 @@ class Deployment:
             ("GET", "/templates/{reference}", self.template, "getTemplate", models.Template, "templates"),
             ("GET", "/hosts", self.hosts, "listHosts", models.HostList, "hosts"),
             ("GET", "/hosts/{reference}", self.host, "getHost", models.Host, "hosts"),
+            ("POST", "/hosts/{reference}/activate", self.activate_host, "activateHost", models.Host, "hosts"),
+            ("POST", "/hosts/{reference}/drain", self.drain_host, "drainHost", models.Host, "hosts"),
+            ("POST", "/hosts/{reference}/disable", self.disable_host, "disableHost", models.Host, "hosts"),
+            ("POST", "/enrollment-tokens", self.create_enrollment_token, "createEnrollmentToken", models.EnrollmentToken, "hosts"),
             ("GET", "/keys", self.keys, "listKeys", models.KeyList, "keys"),
             ("POST", "/keys", self.create_key, "createKey", models.MadeKey, "keys"),
             ("DELETE", "/keys/{key_id}", self.revoke_key, "revokeKey", models.Key, "keys"),
             ("GET", "/whoami", self.whoami, "whoami", models.Whoami, "keys"),
             ("GET", "/status", self.status, "getStatus", models.Status, "hosts"),
         ):
-            status = 201 if method == "POST" else 200
+            status = 201 if operation_id.startswith("create") else 200
             router.add_api_route(
                 path, handler, methods=[method], operation_id=operation_id, response_model=model, tags=[tag], status_code=status
             )
@@ -62,6 +66,24 @@ class Deployment:
     async def host(self, caller: Who, reference: Reference) -> Response:
         """One host, by id or name; for operators."""
         return respond(200, answers.host(await self.service.host(caller, reference)))
+
+    async def activate_host(self, caller: Who, reference: Reference) -> Response:
+        """Let the host take new sandboxes; for operators."""
+        return respond(200, answers.host(await self.service.set_host_admin(caller, reference, AdminEvent.ACTIVATE)))
+
+    async def drain_host(self, caller: Who, reference: Reference) -> Response:
+        """Give the host no new sandboxes; those that it has go on. For operators."""
+        return respond(200, answers.host(await self.service.set_host_admin(caller, reference, AdminEvent.DRAIN)))
+
+    async def disable_host(self, caller: Who, reference: Reference, body: models.Disabling | None = None) -> Response:
+        """Fence the host: its credential ends, its agent ends every sandbox, and once its last lease has run out they count as gone."""
+        off = body is not None and body.off
+        return respond(200, answers.host(await self.service.set_host_admin(caller, reference, AdminEvent.DISABLE, off=off)))
+
+    async def create_enrollment_token(self, caller: Who, body: models.NewEnrollmentToken) -> Response:
+        """Make a one-use token by which a host of this name enrols; for operators. It is in this answer and nowhere else."""
+        made = await self.service.create_enrollment_token(caller, host_name=body.host_name, life_s=float(body.life_seconds))
+        return respond(201, {"token": made.token.reveal(), "hostName": made.host_name, "expiresAt": answers.timestamp(made.expires_at)})
 
     async def keys(self, caller: Who) -> Response:
         """The team's keys, without the keys themselves; revoked ones too."""

@@ -101,6 +101,19 @@ class NewKey(Incoming):
     team: Annotated[Text | None, Field(min_length=1)] = None
 
 
+class NewEnrollmentToken(Incoming):
+    """For one host of this name, once."""
+
+    host_name: Annotated[Text, Field(min_length=1, max_length=128)]
+    life_seconds: Annotated[int, Field(ge=1, le=3600)] = 3600
+
+
+class Disabling(Incoming):
+    """`off`: the operator knows that the machine is off; its sandboxes count as gone at once, and not after its last lease."""
+
+    off: bool = False
+
+
 class Size(Outgoing):
     cpu_millis: int
     memory_mib: int
@@ -238,6 +251,14 @@ class Host(Outgoing):
 
 class HostList(Outgoing):
     items: list[Host]
+
+
+class EnrollmentToken(Outgoing):
+    """A token, shown this once."""
+
+    token: str
+    host_name: str
+    expires_at: str
 
 
 class Key(Outgoing):

@@ -1,0 +1,121 @@
+"""Hosts as operators ask for them: looked at, activated, drained, disabled; and the tokens by which new ones come.
+
+Disabling is a fence: the credential is cleared and its version raised in one commit, so that nothing more is heard of this host; what
+it held counts as gone once its last lease has run out (`loops/fencing.py`), because its agent ends everything by then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import sqlalchemy as sa
+
+from atoll.base.clock import Clock
+from atoll.base.errors import Code, Refused
+from atoll.base.ids import Dice
+from atoll.base.secret import Secret
+from atoll.base.units import Vector
+from atoll.control.directory import Directory
+from atoll.control.enrollment import TOKEN_LIFE_S, Enrollment
+from atoll.control.hub import Hub
+from atoll.control.loops.fencing import Fencing
+from atoll.control.service import Caller, HostView, NewToken
+from atoll.domain import host as domain
+from atoll.domain.host import Admin, AdminEvent, Host, health
+from atoll.domain.machine import IllegalMove
+from atoll.store import facts
+from atoll.store import hosts as stored
+from atoll.store.engine import Store
+from atoll.telemetry import events as names
+from atoll.telemetry.log import get_logger
+
+LOG = get_logger()
+
+_NAME_MAX: Final = 128
+
+
+@dataclass(slots=True, kw_only=True)
+class Hosts:
+    """Part of the Service; operators only."""
+
+    store: Store
+    clock: Clock
+    dice: Dice
+    hub: Hub
+    directory: Directory
+    enrollment: Enrollment
+    fencing: Fencing
+
+    async def all(self, caller: Caller) -> Sequence[HostView]:
+        """As Service.hosts."""
+        _operator(caller)
+        found = await self.store.read(lambda conn: [_view(conn, host) for host in stored.all_hosts(conn)])
+        return [HostView(host, health(host, now=self.clock.now()), used, count) for host, used, count in found]
+
+    async def get(self, caller: Caller, reference: str) -> HostView:
+        """As Service.host."""
+        for view in await self.all(caller):
+            if reference in (view.host.id, view.host.name):
+                return view
+        raise Refused(Code.HOST_NOT_FOUND, f"host {reference[:64]!r} was not found")
+
+    async def set_admin(self, caller: Caller, reference: str, event: AdminEvent, *, off: bool) -> HostView:
+        """As Service.set_host_admin."""
+        wanted = (await self.get(caller, reference)).host.id
+
+        def work(conn: sa.Connection) -> Host:
+            host = stored.by_id(conn, wanted)
+            if host is None:
+                raise Refused(Code.HOST_NOT_FOUND, f"host {reference[:64]!r} was not found")
+            changed = _moved(host, event, off=off)
+            if changed == host:
+                return host
+            stored.save(conn, changed)
+            return replace(changed, revision=changed.revision + 1)
+
+        host = await self.store.write(work)
+        self.directory.put(host)
+        self.hub.wake_host(host.id)
+        if host.admin is Admin.DISABLED:
+            LOG.warning(names.HOST_FENCED, host_id=host.id, name=host.name, reason=event.value)
+            self.fencing.due.set()
+        else:
+            LOG.info(names.HOST_ADMIN_CHANGED, host_id=host.id, name=host.name, state=host.admin.value)
+        return await self.get(caller, host.id)
+
+    async def create_token(self, caller: Caller, *, host_name: str, life_s: float) -> NewToken:
+        """As Service.create_enrollment_token."""
+        _operator(caller)
+        if not 0 < len(host_name) <= _NAME_MAX or not host_name.isprintable():
+            raise Refused(Code.INVALID_REQUEST, f"a host's name has 1 to {_NAME_MAX} printable characters")
+        if not 0 < life_s <= TOKEN_LIFE_S:
+            raise Refused(Code.INVALID_REQUEST, f"a token lives at most {TOKEN_LIFE_S:.0f} s")
+        token = Secret("et_" + self.dice(32).hex())
+        digest = hashlib.sha256(token.reveal().encode()).hexdigest()
+        await self.enrollment.admit_token(digest, host_name=host_name, life_s=life_s)
+        return NewToken(token, host_name, self.clock.now() + life_s)
+
+
+def _moved(host: Host, event: AdminEvent, *, off: bool) -> Host:
+    try:
+        admin = domain.step(host.admin, event)
+    except IllegalMove:
+        raise Refused(Code.ILLEGAL_STATE, f"host {host.name} is {host.admin}; a disabled host is enrolled again") from None
+    if admin is not Admin.DISABLED:
+        return replace(host, admin=admin)
+    changed = replace(host, admin=admin, lease_until=None if off else host.lease_until)
+    if host.admin is Admin.DISABLED:
+        return changed
+    return replace(changed, credential_digest=None, credential_version=host.credential_version + 1)
+
+
+def _view(conn: sa.Connection, host: Host) -> tuple[Host, Vector, int]:
+    return host, facts.used(conn, host.id), stored.placements_held(conn, host.id)
+
+
+def _operator(caller: Caller) -> None:
+    if not caller.operator:
+        raise Refused(Code.FORBIDDEN, "only operators see and change hosts")

@@ -1,0 +1,91 @@
+"""Fencing: what a disabled host held counts as gone, once its last lease has surely run out.
+
+Theory of operation. The lease is counted on CLOCK_BOOTTIME from the last renewal that this process committed; a renewal that it has not
+seen itself (before its start, or on another replica) counts as made just now, so that waiting errs to the long side and no clock step
+shortens it. An operator who says that the machine is off ends the lease by that word. A sandbox whose policy is `keep` may run on
+without a lease: only that word frees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.base.clock import Clock
+from atoll.base.errors import AtollError
+from atoll.control.directory import Directory
+from atoll.control.loops.reconcile import Reconciler
+from atoll.domain.host import LEASE_S, Admin, Host
+from atoll.domain.spec import OnLeaseExpiry
+from atoll.planning.reconcile import Fenced
+from atoll.store import hosts
+from atoll.telemetry import events as names
+from atoll.telemetry.log import get_logger
+
+LOG = get_logger()
+
+SKEW_S: Final = 5.0
+_IDLE_S: Final = 60.0
+_AGAIN_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Fencing:
+    """The loop and what it knows of leases."""
+
+    reconciler: Reconciler
+    directory: Directory
+    clock: Clock
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+    _renewed: dict[str, float] = field(default_factory=dict)
+    """host id → boot time of the last renewal that counts."""
+
+    def renewed(self, host_id: str) -> None:
+        """The host's lease was renewed just now."""
+        self._renewed[host_id] = self.clock.boot()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            self.due.clear()
+            pause_s = _AGAIN_S
+            try:
+                pause_s = await self.step()
+            except AtollError as error:
+                LOG.warning(names.HOST_FENCED, code=error.code, error=error.message)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self.due.wait()
+
+    async def step(self) -> float:
+        """Free what may be freed. *Units*: seconds until the next look."""
+        pauses = [_IDLE_S]
+        for advert in list(self.directory.adverts()):
+            host = advert.host
+            if host.admin is not Admin.DISABLED:
+                continue
+            left_s = self._left_s(host)
+            if left_s > 0:
+                pauses.append(left_s)
+            else:
+                await self._free(host)
+        return min(pauses)
+
+    def _left_s(self, host: Host) -> float:
+        """How long the host may still act. *Units*: seconds."""
+        if host.lease_until is None:
+            return 0.0
+        since = self._renewed.setdefault(host.id, self.clock.boot())
+        return since + LEASE_S + SKEW_S - self.clock.boot()
+
+    async def _free(self, host: Host) -> None:
+        held = await self.reconciler.store.read(lambda conn: hosts.wanted(conn, host.id))
+        loaded = await self.reconciler.store.read(lambda conn: hosts.load_many(conn, [one.placement_id for one in held]))
+        for placement, sandbox in loaded:
+            if sandbox.spec.on_lease_expiry is OnLeaseExpiry.KEEP and host.lease_until is not None:
+                continue
+            if sandbox.placement_id == placement.id:
+                await self.reconciler.apply(sandbox.id, Fenced())
+                await self.reconciler.settle(sandbox.id)
