@@ -178,6 +178,13 @@ def test_a_missing_program_says_what_to_do(fresh: Callable[[], Instance], tmp_pa
     assert "make up" in done.stderr
 
 
+def test_a_missing_template_says_what_to_do(fresh: Callable[[], Instance], tmp_path: Path) -> None:
+    done = fresh().run("up", check=False, ATOLL_CACHE=str(tmp_path))
+    assert done.returncode == 1
+    assert "IMAGE_UNAVAILABLE" in done.stderr
+    assert "make up" in done.stderr
+
+
 def test_not_root_says_so_at_once(fresh: Callable[[], Instance]) -> None:
     done = subprocess.run(
         ["setpriv", "--reuid", "65534", "--clear-groups", "--", ATOLL, "up"],
@@ -224,3 +231,35 @@ def test_two_instances_do_not_meet(instance: Instance, fresh: Callable[[], Insta
     assert other.leftovers() == []
     assert instance.exec(mine, "echo", "on") == "on\n"
     assert instance.run("status").returncode == 0
+
+
+def test_a_checkout_in_roots_home_is_fine(fresh: Callable[[], Instance]) -> None:
+    """Control and edge run as a user who may not pass the directory that the code is in."""
+    one = fresh()
+    closed = one.home / "root"
+    closed.mkdir(mode=0o700)
+    code = closed / "checkout"
+    (code / "build").mkdir(parents=True)
+    for name in ("src", ".venv", "build/bin"):
+        subprocess.run(["cp", "-al", ROOT / name, code / name], check=True)
+    (link,) = (code / ".venv" / "lib").glob("python*/site-packages/__editable__*.pth")
+    text = link.read_text().replace(str(ROOT), str(code))
+    link.unlink()  # a hard link to the real one until now
+    link.write_text(text)
+    python = code / ".venv" / "bin" / "python"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("E2B_", "ATOLL_"))}
+    variables = {**kept, "ATOLL_HOME": str(one.home), "ATOLL_PORT": str(one.port)}
+    done = subprocess.run(
+        [python, "-P", "-m", "atoll.programs.main", "up"], env=variables, cwd="/", capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{one.last_words()}"
+    assert "says 5050" in done.stdout
+    for name in ("control", "edge"):
+        # What it sees there is the code, read-only, and nobody else sees it.
+        words = (FROM / str(one.pid(name)) / "cmdline").read_text()
+        assert words.startswith(str(one.layout.run / "code")), words
+        mounts = (FROM / str(one.pid(name)) / "mounts").read_text().splitlines()
+        (mine,) = [line for line in mounts if str(one.layout.run / "code") in line]
+        assert mine.split()[3].startswith("ro")
+    assert str(one.layout.run / "code") not in Path("/proc/mounts").read_text()
+    assert not list((one.layout.run / "code").iterdir())

@@ -11,6 +11,7 @@ import compileall
 import os
 import shlex
 import shutil
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,9 +25,10 @@ from atoll.programs.files import exclusive, read_json
 from atoll.programs.identity import living
 from atoll.programs.layout import PROCESSES, Layout
 from atoll.programs.steps import Steps, duration, wait_for
-from atoll.programs.users import Account, ensure_account, require_root
+from atoll.programs.users import Account, closed_on_the_way, ensure_account, require_root
 
 BINARIES: Final = ("atoll-guest", "atoll-io", "runsc")
+TEMPLATE: Final = "base"
 WAIT_S: Final = {"control": 40.0, "agent": 60.0, "edge": 20.0}
 HOST_S: Final = 60.0
 DEATHS_MAX: Final = 5
@@ -79,6 +81,13 @@ def _check_programs() -> str:
         )
     if shutil.which("crun") is None and shutil.which("runc") is None:
         raise Refused(Code.RUNTIME_MISSING, "neither crun nor runc is on the path", hint="`apt-get install crun`, or run `make up`.")
+    manifest = layout.cache_directory() / "templates" / TEMPLATE / "current" / "manifest.json"
+    if not manifest.exists():
+        raise Refused(
+            Code.IMAGE_UNAVAILABLE,
+            f"there is no template {TEMPLATE}: {manifest} is missing",
+            hint="Run `make up`, which bootstraps it, or set ATOLL_CACHE.",
+        )
     return str(directory)
 
 
@@ -107,7 +116,7 @@ def _start(place: Layout, steps: Steps) -> instance.Config:
             step.detail = ", ".join(stopped) + " (sandboxes go on)"
     with steps.step("user") as step:
         user = ensure_account()
-        problem = instance.home_problem(place, user)
+        problem = instance.home_problem(place, user) or _reach_problem(user)
         if problem is not None:
             raise problem
         step.detail = f"{user.name} ({user.uid})"
@@ -122,6 +131,23 @@ def _start(place: Layout, steps: Steps) -> instance.Config:
         compileall.compile_dir(layout.repository() / "src" / "atoll", quiet=2, workers=1)
         step.detail = f"pid {supervision.start(place)}"
     return config
+
+
+def _reach_problem(user: Account) -> AtollError | None:
+    """Why control could not start: what it needs besides the checkout lies where its user may not go."""
+    needed = {
+        "the interpreter": Path(sys.executable).resolve().parent,
+        "the templates": layout.cache_directory() / "templates" / TEMPLATE / "current",
+    }
+    for what, path in needed.items():
+        closed = None if path.is_relative_to(layout.repository()) else closed_on_the_way(path.resolve(), user)
+        if closed is not None:
+            return Refused(
+                Code.SETUP_FAILED,
+                f"user {user.name}, which control runs as, cannot pass {closed} to {what} in {path}",
+                hint=f"`chmod o+x {closed}`, or make the environment with the system's Python and put ATOLL_CACHE elsewhere.",
+            )
+    return None
 
 
 def _prepare(place: Layout, user: Account) -> instance.Config:
