@@ -62,7 +62,7 @@ async def pair() -> AsyncIterator[Pair]:
     instance.ensure_secrets(layout, me, os.urandom)
     key = instance.ensure_operator_key(layout)
     instance.ensure_bootstrap(layout, me, config)
-    environment = {**os.environ, "ATOLL_HOME": str(home), "MALLOC_ARENA_MAX": "2", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "ATOLL_HOME": str(home), "MALLOC_ARENA_MAX": "2", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     log = (home / "log" / "all.log").open("ab")
     running: list[subprocess.Popen[bytes]] = []
     try:

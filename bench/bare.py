@@ -114,7 +114,6 @@ class Bare:
             runsc=bin_directory() / "runsc",
             crun=Path(shutil.which("crun") or "/usr/bin/crun"),
             runc=Path(shutil.which("runc") or "/usr/sbin/runc"),
-            spare_disks=0,
         )
 
     async def prepare(self, kind: RuntimeKind, *, cpu_millis: int, memory_mib: int, disk_mib: int, pids_max: int) -> Prepared:

@@ -48,6 +48,33 @@ def make(path: Path, size_mib: int) -> None:
     temporary.replace(path)
 
 
+def copy(source: Path, target: Path) -> None:
+    """Make a sparse copy of a file, whole or not at all: only what has been written is read. *Errors*: OSError (ENOSPC)."""
+    temporary = target.with_name(f".{target.name}.unfinished")
+    try:
+        with source.open("rb") as data, temporary.open("wb") as file:
+            size = os.fstat(data.fileno()).st_size
+            file.truncate(size)
+            end = 0
+            while (start := _next_data(data.fileno(), end)) is not None:
+                end = os.lseek(data.fileno(), start, os.SEEK_HOLE)
+                while start < end:
+                    start += os.copy_file_range(data.fileno(), file.fileno(), end - start, start, start)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _next_data(fd: int, offset: int) -> int | None:
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return None  # only a hole follows
+
+
 def _mkfs(options: list[str], path: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["mkfs.ext4", *options, str(path)], stdin=subprocess.DEVNULL, capture_output=True, check=False)
 

@@ -34,7 +34,5 @@ def oci_driver(config: OciConfig, pool: SlotPool, *, on_step: Callable[[str], No
     if config.runtime is RuntimeKind.RUNSC:
         runtime = Runsc(config.runsc, config.run_dir / "runsc")
     else:
-        runtime = Crun(
-            config.crun, config.runc, config.run_dir / "crun", cgroups.detect(), probe=config.guest_binary, spare_disks=config.spare_disks
-        )
+        runtime = Crun(config.crun, config.runc, config.run_dir / "crun", cgroups.detect(), probe=config.guest_binary)
     return OciDriver(config, pool, runtime, on_step=on_step)

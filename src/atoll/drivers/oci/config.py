@@ -96,8 +96,6 @@ class OciConfig:
     """The console file is cut to its last half when it grows beyond this."""
     disk_spare_mib: int = 512
     """`prepare` is refused when the host's disk has less than this free."""
-    spare_disks: int = 2
-    """Formatted disks kept ahead per size that has been asked for (crun)."""
     guest_command: tuple[str, ...] = ()
     """For tests: run this in place of the guest binary."""
     closed_ranges: tuple[str, ...] = field(default=())
