@@ -159,8 +159,7 @@ async def test_restarts_under_load_lose_nothing(world: World, agent: Agent) -> N
     for task in (*clients, working):
         task.cancel()
     await asyncio.gather(*clients, working, return_exceptions=True)
-    listed = await world.call("GET", "/v1/sandboxes?scope=all&limit=100")
-    ids = [item["id"] for item in listed.json()["items"]]
+    ids = await all_of(world)
     assert len(ids) > 5
     for sandbox_id in ids:
         await world.call("DELETE", f"/v1/sandboxes/{sandbox_id}")
@@ -169,3 +168,14 @@ async def test_restarts_under_load_lose_nothing(world: World, agent: Agent) -> N
             await world.until(sandbox_id, "released", "failed")
     assert await world.used(agent.host_id) == ZERO
     assert agent.holds == {}
+
+
+async def all_of(world: World) -> list[str]:
+    ids: list[str] = []
+    cursor = ""
+    while True:
+        page = (await world.call("GET", f"/v1/sandboxes?scope=all&limit=100{cursor}")).json()
+        ids += [item["id"] for item in page["items"]]
+        if page["nextCursor"] is None:
+            return ids
+        cursor = f"&cursor={page['nextCursor']}"
