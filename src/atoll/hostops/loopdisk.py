@@ -48,7 +48,7 @@ def make(path: Path, size_mib: int) -> None:
     temporary.replace(path)
 
 
-def copy(source: Path, target: Path) -> None:
+def copy(source: Path, target: Path, *, durable: bool = False) -> None:
     """Make a sparse copy of a file, whole or not at all: only what has been written is read. *Errors*: OSError (ENOSPC)."""
     temporary = target.with_name(f".{target.name}.unfinished")
     try:
@@ -60,6 +60,8 @@ def copy(source: Path, target: Path) -> None:
                 end = os.lseek(data.fileno(), start, os.SEEK_HOLE)
                 while start < end:
                     start += os.copy_file_range(data.fileno(), file.fileno(), end - start, start, start)
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import pytest
 
 from atoll.drivers.oci import console, look
 from atoll.drivers.oci import record as records
-from atoll.drivers.oci.crun import BlankDisks, Crun
+from atoll.drivers.oci.crun import Crun, SpareDisks
 from atoll.drivers.oci.look import Traces, View
 from atoll.drivers.oci.record import Record
 from atoll.drivers.oci.runsc import Runsc
@@ -77,21 +77,26 @@ def test_runc_stands_in_where_there_is_no_crun(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("mkfs.ext4"), reason="needs mkfs.ext4 (apt-get install e2fsprogs)")
-def test_disks_are_sparse_copies_of_one(tmp_path):
-    disks = BlankDisks(tmp_path / "disks")
-    for name in ("first.img", "second.img"):
-        disks.take(tmp_path / name, 64)
-        info = (tmp_path / name).stat()
-        assert info.st_size == 64 << 20
-        assert info.st_blocks * 512 < 4 << 20
-        loopdisk.check(tmp_path / name)
-    assert (tmp_path / "first.img").read_bytes() == (tmp_path / "second.img").read_bytes()
+def test_disks_are_sparse_copies_and_spare_ones_are_moved(tmp_path):
+    disks = SpareDisks(tmp_path / "spare", 1)
+    disks.open()
+    disks.take(tmp_path / "first.img", 64)
+    disks.close()  # waits until the spare one has been made
+    (spare,) = (path.stat().st_ino for path in (tmp_path / "spare").glob("64-*.img"))
     with (tmp_path / "first.img").open("r+b") as file:
         file.write(b"mine")
+    disks.open()
+    disks.take(tmp_path / "second.img", 64)
     disks.take(tmp_path / "third.img", 64)
-    assert (tmp_path / "third.img").read_bytes() == (tmp_path / "second.img").read_bytes(), "what a guest writes stays its own"
     disks.take(tmp_path / "small.img", 32)
-    assert (tmp_path / "small.img").stat().st_size == 32 << 20
+    disks.close()
+    for name, size_mib in (("first.img", 64), ("second.img", 64), ("small.img", 32)):
+        info = (tmp_path / name).stat()
+        assert info.st_size == size_mib << 20
+        assert info.st_blocks * 512 < 4 << 20
+    assert (tmp_path / "second.img").stat().st_ino == spare
+    loopdisk.check(tmp_path / "second.img")
+    assert (tmp_path / "third.img").read_bytes() == (tmp_path / "second.img").read_bytes() != (tmp_path / "first.img").read_bytes()
 
 
 def test_a_copy_keeps_data_and_holes(tmp_path):

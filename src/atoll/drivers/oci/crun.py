@@ -13,11 +13,13 @@ import contextlib
 import errno
 import json
 import os
+import queue
 import shlex
 import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -34,39 +36,83 @@ BOOT_FILE: Final = "disk.boot"
 UNIFIED: Final = "/sys/fs/cgroup/unified"
 MOUNT_THREADS: Final = 4
 WORKS_S: Final = 5.0
+REFILL_DELAY_S: Final = 0.25
 END_GRACE_SIGNAL: Final = 15
 
 
-class BlankDisks:
-    """One formatted disk of each size that has been asked for. A guest's is a copy of it: a fraction of a millisecond, where mkfs takes
-    four and a process.
+class SpareDisks:
+    """Disks made ahead, in the sizes that have been asked for: copies of one that mkfs has made, on the host's disk already.
+
+    A mount writes the superblock and waits until the host's disk has it. For a file that is only just being written that takes as long
+    as all that the host has to write; so the copies are made durable beforehand, and not while whoever took one is starting.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, ahead: int) -> None:
         self._directory = directory
+        self._ahead = ahead
+        self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._making = threading.Lock()
 
+    def open(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for leftover in self._directory.glob(".*.unfinished"):
+            leftover.unlink(missing_ok=True)
+        self._thread = threading.Thread(target=self._work, name="spare disks", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Make what is still wanted, then end."""
+        if self._thread is not None:
+            self._wanted.put(None)
+            self._thread.join()
+            self._thread = None
+
     def take(self, target: Path, size_mib: int) -> None:
-        """Have a fresh disk at `target`, whole or not at all. *Errors*: those of loopdisk.make and loopdisk.copy."""
-        blank = self._directory / f"{size_mib}.img"
+        """Have a fresh disk at `target`: a spare one moved there, or one made now."""
+        self._wanted.put(size_mib)
+        for spare in self._spares(size_mib):
+            try:
+                spare.rename(target)
+            except FileNotFoundError:
+                continue  # another thread was faster
+            return
+        loopdisk.copy(self._blank(size_mib), target)
+
+    def _blank(self, size_mib: int) -> Path:
+        """What all disks of this size are copies of; its UUID is theirs, too, which ext4 does not mind."""
+        path = self._directory / f"{size_mib}.img"
         with self._making:
-            if not blank.exists():
-                self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-                loopdisk.make(blank, size_mib)
-        loopdisk.copy(blank, target)
+            if not path.exists():
+                loopdisk.make(path, size_mib)
+        return path
+
+    def _spares(self, size_mib: int) -> list[Path]:
+        return sorted(self._directory.glob(f"{size_mib}-*.img"))
+
+    def _work(self) -> None:
+        number = 0
+        while (size_mib := self._wanted.get()) is not None:
+            time.sleep(REFILL_DELAY_S)
+            while len(self._spares(size_mib)) < self._ahead:
+                number += 1
+                try:
+                    loopdisk.copy(self._blank(size_mib), self._directory / f"{size_mib}-{os.getpid()}-{number}.img", durable=True)
+                except OSError:
+                    break  # whoever needs one makes it and hears why not
 
 
 class Crun:
     """Containers by crun, or by runc when crun cannot run one on this machine."""
 
-    def __init__(self, crun: Path, runc: Path, root: Path, layout: Layout, *, probe: Path) -> None:
+    def __init__(self, crun: Path, runc: Path, root: Path, layout: Layout, *, probe: Path, spare_disks: int = 4) -> None:
         """`probe`: a static program that ends well when it is given `--version`."""
         self._probe = probe
         self._crun = crun
         self._runc = runc
         self._root = root
         self._layout = layout
-        self._disks = BlankDisks(root / "disks")
+        self._disks = SpareDisks(root / "disks", spare_disks)
         self._mounters: ThreadPoolExecutor | None = None
         self._use_runc = not crun.exists() and runc.exists()
 
@@ -85,6 +131,7 @@ class Crun:
 
     def open(self) -> None:
         self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._disks.open()
         self._mounters = ThreadPoolExecutor(max_workers=MOUNT_THREADS, thread_name_prefix="mounts", initializer=self._enter)
         if not self._use_runc and self._runc.exists() and not self._mounters.submit(self._works, self._crun).result():
             self._use_runc = self._mounters.submit(self._works, self._runc).result()
@@ -125,6 +172,7 @@ class Crun:
         if self._mounters is not None:
             self._mounters.shutdown(wait=True)
             self._mounters = None
+        self._disks.close()
 
     # -- disk
 
