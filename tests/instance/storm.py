@@ -65,23 +65,24 @@ class Storm:
 
     def _strike(self, dice: random.Random) -> None:
         names = dice.sample(self.victims, min(len(self.victims), dice.choice((1, 1, 2, 3))))
-        one_guest = self.guests_too and dice.random() < 0.25
-        if one_guest and (guests := look(self.instance).guests):
-            self._kill_guest(guests[dice.choice(sorted(guests))])
+        if self.guests_too and (not names or dice.random() < 0.25):
+            self._kill_guest(dice)
         self.done.update(f"killed {name}" for name in names)
         kill(self.instance, *names)
         if "supervisor" in names:
             self.instance.run("up", "--no-demo", check=False)
 
-    def _kill_guest(self, pids: set[int]) -> None:
-        sandboxes = look(self.instance).sandboxes
-        for placement, found in look(self.instance).guests.items():
-            if found & pids and placement in sandboxes:
-                self.guests_killed.add(sandboxes[placement])
-                self.done["killed a guest"] += 1
-                for pid in found & pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+    def _kill_guest(self, dice: random.Random) -> None:
+        """Kill the outermost process of a sandbox on the host: the machine's end, seen from inside."""
+        machine = look(self.instance)
+        guests = sorted(placement for placement in machine.guests if placement in machine.sandboxes)
+        if guests:
+            placement = dice.choice(guests)
+            self.guests_killed.add(machine.sandboxes[placement])
+            self.done["killed a guest"] += 1
+            for pid in machine.guests[placement]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _work(self, number: int, over: float) -> None:
         dice = random.Random(self.seed * 1000 + number)

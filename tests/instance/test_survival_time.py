@@ -33,7 +33,7 @@ def gone_at(instance: Instance, placement: str, *, within_s: float) -> float:
     return time.time()
 
 
-@pytest.fixture(params=["default", "shared-kernel"])
+@pytest.fixture(params=["default", pytest.param("shared-kernel", marks=pytest.mark.long)])
 def class_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -114,18 +114,18 @@ def clocked(fresh: Callable[[], Instance]) -> Iterator[tuple[Instance, Clock]]:
     clock.step_to(0)
 
 
-@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("step_s", [HOUR_S, pytest.param(-HOUR_S, marks=pytest.mark.long)])
 def test_a_step_of_the_clock_moves_nothing(clocked: tuple[Instance, Clock], clients: contextlib.ExitStack, step_s: int) -> None:
     instance, clock = clocked
     client = clients.enter_context(Client(instance))
-    long, short, moved, told_late = (client.create(timeout=seconds) for seconds in (900, 45, 45, 900))
+    long, short, moved, told_late = (client.create(timeout=seconds) for seconds in (900, 40, 40, 900))
     placements = {one.sandbox_id: client.get(one.sandbox_id)["placement"]["id"] for one in (long, short, moved, told_late)}
     due = end_at(client, short.sandbox_id)
 
     # No agent hears of this end before the clock has moved.
     kill(instance, "supervisor", number=signal.SIGSTOP)
     kill(instance, "agent")
-    told_late.set_timeout(100)
+    told_late.set_timeout(60)
     told_at = time.time()
     clock.step_to(step_s)
     kill(instance, "supervisor", number=signal.SIGCONT)
@@ -139,9 +139,9 @@ def test_a_step_of_the_clock_moves_nothing(clocked: tuple[Instance, Clock], clie
         instance.until_well()
     for one in (long, moved, other, told_late):
         assert one.commands.run("echo on").stdout == "on\n"
-    long.set_timeout(8)
-    ended = gone_at(instance, placements[long.sandbox_id], within_s=30)
-    assert ended > told_at
     assert client.connect(moved.sandbox_id, timeout=900).is_running()
-    assert gone_at(instance, placements[told_late.sandbox_id], within_s=120) == pytest.approx(told_at + 100, abs=LATE_S)
-    assert set(client.living()) == {moved.sandbox_id, other.sandbox_id}
+    asked = time.time()
+    long.set_timeout(5)
+    assert gone_at(instance, placements[long.sandbox_id], within_s=30) == pytest.approx(asked + 5, abs=LATE_S)
+    assert gone_at(instance, placements[told_late.sandbox_id], within_s=120) == pytest.approx(told_at + 60, abs=LATE_S)
+    until(lambda: set(client.living()) == {moved.sandbox_id, other.sandbox_id})
