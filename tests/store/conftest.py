@@ -1,8 +1,9 @@
-"""A store in a directory of its own, brought to the newest schema."""
+"""A store brought to the newest schema: SQLite in a directory of its own, and PostgreSQL in a database of its own."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,36 +14,60 @@ from atoll.domain.host import Host
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.tenancy import Team
 from atoll.store import facts, hosts, schema, tenancy
-from atoll.store.engine import SqliteStore
+from atoll.store.engine import SqliteStore, Store
+from atoll.store.postgres import PostgresStore
 from tests.builders import NOW, fresh, host, sandbox, team
+from tests.store.server import Server
 
 Filled = tuple[Team, Host]
 
 
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """PostgreSQL on a socket of its own, for this test process."""
+    started = Server.start(tmp_path_factory.mktemp("postgres"))
+    yield started
+    started.stop()
+
+
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    """For what is SQLite's own."""
     opened = SqliteStore(tmp_path / "atoll.db")
     await opened.write(schema.migrate)
     yield opened
     await opened.close()
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    opened: Store
+    if request.param == "sqlite":
+        opened = SqliteStore(tmp_path / "atoll.db")
+    else:
+        server: Server = request.getfixturevalue("server")
+        opened = PostgresStore(await server.database(), dice=os.urandom)
+    await opened.write(schema.migrate)
+    yield opened
+    await opened.close()
+
+
 @pytest.fixture
-async def ours(store: SqliteStore) -> Team:
+async def ours(store: Store) -> Team:
     made = team()
     await store.write(lambda conn: tenancy.add_team(conn, made, now=NOW))
     return made
 
 
 @pytest.fixture
-async def machine(store: SqliteStore) -> Host:
+async def machine(store: Store) -> Host:
     made = host()
     await store.write(lambda conn: hosts.add(conn, made, now=NOW))
     return made
 
 
 @pytest.fixture
-def put(store: SqliteStore, ours: Team) -> Callable[..., object]:
+def put(store: Store, ours: Team) -> Callable[..., object]:
     """`await put(state=..., ...)` writes a sandbox of our team as it is."""
 
     async def add(**changes: object) -> Sandbox:

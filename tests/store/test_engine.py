@@ -35,90 +35,90 @@ def names(conn: sa.Connection) -> list[str]:
     return list(conn.execute(sa.select(TEAMS.c.name).order_by(TEAMS.c.name)).scalars())
 
 
-async def test_a_write_is_seen_by_reads_and_by_other_processes_when_it_answers(store: SqliteStore, tmp_path: Path) -> None:
-    assert await store.write(lambda conn: add(conn, "a")) == "a"
-    assert await store.read(names) == ["a"]
+async def test_a_write_is_seen_by_reads_and_by_other_processes_when_it_answers(sqlite: SqliteStore, tmp_path: Path) -> None:
+    assert await sqlite.write(lambda conn: add(conn, "a")) == "a"
+    assert await sqlite.read(names) == ["a"]
     elsewhere = sqlite3.connect(tmp_path / "atoll.db")
     assert elsewhere.execute("select name from teams").fetchall() == [("a",)]
     elsewhere.close()
 
 
-async def test_it_is_durable_over_power_loss(store: SqliteStore) -> None:
+async def test_it_is_durable_over_power_loss(sqlite: SqliteStore) -> None:
     def pragmas(conn: sa.Connection) -> tuple[str, int, int]:
         return tuple(conn.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("journal_mode", "synchronous", "foreign_keys"))  # type: ignore[return-value]
 
     full = 2
-    assert await store.write(pragmas) == ("wal", full, 1)
+    assert await sqlite.write(pragmas) == ("wal", full, 1)
 
 
-async def test_what_waits_together_is_committed_together(store: SqliteStore) -> None:
+async def test_what_waits_together_is_committed_together(sqlite: SqliteStore) -> None:
     """Group commit: while one commit is under way, the others gather, and one more commit takes them all."""
     begun, go_on = threading.Event(), threading.Event()
     commits: list[str] = []
-    sa.event.listen(store._writer_engine, "before_cursor_execute", lambda c, cur, statement, *rest: commits.append(statement))
+    sa.event.listen(sqlite._writer_engine, "before_cursor_execute", lambda c, cur, statement, *rest: commits.append(statement))
 
     def slow(conn: sa.Connection) -> None:
         begun.set()
         assert go_on.wait(10)
 
-    first = asyncio.create_task(store.write(slow))
+    first = asyncio.create_task(sqlite.write(slow))
     await asyncio.to_thread(begun.wait, 10)
-    others = [asyncio.create_task(store.write(lambda conn, n=n: add(conn, f"t{n:03}"))) for n in range(100)]  # type: ignore[misc]
+    others = [asyncio.create_task(sqlite.write(lambda conn, n=n: add(conn, f"t{n:03}"))) for n in range(100)]  # type: ignore[misc]
     await asyncio.sleep(0)
     go_on.set()
     await first
     assert await asyncio.gather(*others) == [f"t{n:03}" for n in range(100)]
     assert commits.count("COMMIT") == 2
-    assert len(await store.read(names)) == 100
+    assert len(await sqlite.read(names)) == 100
 
 
-async def test_a_batch_has_a_limit(store: SqliteStore) -> None:
-    await asyncio.gather(*(store.write(lambda conn, n=n: add(conn, f"t{n:03}")) for n in range(300)))  # type: ignore[misc]
-    assert len(await store.read(names)) == 300
+async def test_a_batch_has_a_limit(sqlite: SqliteStore) -> None:
+    await asyncio.gather(*(sqlite.write(lambda conn, n=n: add(conn, f"t{n:03}")) for n in range(300)))  # type: ignore[misc]
+    assert len(await sqlite.read(names)) == 300
 
 
-async def test_a_function_that_fails_undoes_only_its_own(store: SqliteStore) -> None:
+async def test_a_function_that_fails_undoes_only_its_own(sqlite: SqliteStore) -> None:
     def fails(conn: sa.Connection) -> None:
         add(conn, "half")
         raise ValueError("after a write")
 
     results = await asyncio.gather(
-        store.write(lambda conn: add(conn, "before")),
-        store.write(fails),
-        store.write(lambda conn: add(conn, "after")),
+        sqlite.write(lambda conn: add(conn, "before")),
+        sqlite.write(fails),
+        sqlite.write(lambda conn: add(conn, "after")),
         return_exceptions=True,
     )
     assert results[0] == "before"
     assert results[2] == "after"
     assert isinstance(results[1], ValueError)
-    assert await store.read(names) == ["after", "before"]
+    assert await sqlite.read(names) == ["after", "before"]
 
 
-async def test_a_refusal_passes_through_as_it_is(store: SqliteStore) -> None:
+async def test_a_refusal_passes_through_as_it_is(sqlite: SqliteStore) -> None:
     def refuses(conn: sa.Connection) -> None:
         raise Refused(Code.TEAM_SANDBOX_QUOTA, "full")
 
     with pytest.raises(Refused) as refused:
-        await store.write(refuses)
+        await sqlite.write(refuses)
     assert refused.value.code is Code.TEAM_SANDBOX_QUOTA
 
 
-async def test_a_taken_name_is_the_caller_s_to_judge(store: SqliteStore) -> None:
-    await store.write(lambda conn: add(conn, "a"))
+async def test_a_taken_name_is_the_caller_s_to_judge(sqlite: SqliteStore) -> None:
+    await sqlite.write(lambda conn: add(conn, "a"))
     with pytest.raises(sa.exc.IntegrityError):
-        await store.write(lambda conn: add(conn, "a"))
-    await store.write(lambda conn: add(conn, "b"))
+        await sqlite.write(lambda conn: add(conn, "a"))
+    await sqlite.write(lambda conn: add(conn, "b"))
 
 
-async def test_a_statement_that_the_database_refuses_is_unavailable(store: SqliteStore) -> None:
-    for ask in (store.write, store.read):
+async def test_a_statement_that_the_database_refuses_is_unavailable(sqlite: SqliteStore) -> None:
+    for ask in (sqlite.write, sqlite.read):
         with pytest.raises(Unavailable) as refused:
             await ask(lambda conn: conn.exec_driver_sql("select * from nowhere"))
         assert refused.value.code is Code.STORE_UNAVAILABLE
-    await store.write(lambda conn: add(conn, "still"))
+    await sqlite.write(lambda conn: add(conn, "still"))
 
 
-async def test_who_gives_up_waiting_does_not_undo_it(store: SqliteStore) -> None:
+async def test_who_gives_up_waiting_does_not_undo_it(sqlite: SqliteStore) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(conn: sa.Connection) -> None:
@@ -126,17 +126,17 @@ async def test_who_gives_up_waiting_does_not_undo_it(store: SqliteStore) -> None
         assert go_on.wait(10)
         add(conn, "kept")
 
-    task = asyncio.create_task(store.write(slow))
+    task = asyncio.create_task(sqlite.write(slow))
     await asyncio.to_thread(begun.wait, 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     go_on.set()
-    await store.write(lambda conn: None)
-    assert await store.read(names) == ["kept"]
+    await sqlite.write(lambda conn: None)
+    assert await sqlite.read(names) == ["kept"]
 
 
-async def test_a_read_does_not_wait_for_a_write(store: SqliteStore) -> None:
+async def test_a_read_does_not_wait_for_a_write(sqlite: SqliteStore) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(conn: sa.Connection) -> None:
@@ -144,15 +144,15 @@ async def test_a_read_does_not_wait_for_a_write(store: SqliteStore) -> None:
         begun.set()
         assert go_on.wait(10)
 
-    task = asyncio.create_task(store.write(slow))
+    task = asyncio.create_task(sqlite.write(slow))
     await asyncio.to_thread(begun.wait, 10)
-    assert await store.read(names) == [], "a read sees the last commit, not what is under way"
+    assert await sqlite.read(names) == [], "a read sees the last commit, not what is under way"
     go_on.set()
     await task
-    assert await store.read(names) == ["later"]
+    assert await sqlite.read(names) == ["later"]
 
 
-async def test_a_file_has_one_process(store: SqliteStore, tmp_path: Path) -> None:
+async def test_a_file_has_one_process(sqlite: SqliteStore, tmp_path: Path) -> None:
     path = tmp_path / "atoll.db"
     with pytest.raises(Refused) as refused:
         SqliteStore(path)
@@ -161,7 +161,7 @@ async def test_a_file_has_one_process(store: SqliteStore, tmp_path: Path) -> Non
     other = run(sys.executable, "-c", program, path)
     assert other.returncode == 1
     assert "STORE_LOCKED" in other.stderr
-    await store.write(lambda conn: add(conn, "ours"))
+    await sqlite.write(lambda conn: add(conn, "ours"))
 
 
 async def test_the_lock_ends_with_the_process(tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ async def test_a_really_full_disk(tmp_path: Path) -> None:
         assert run("umount", disk).returncode == 0
 
 
-async def test_a_busy_writer_answers_each_caller_with_its_own_result(store: SqliteStore) -> None:
-    results = await asyncio.gather(*(store.write(lambda conn, n=n: n) for n in range(2000)))  # type: ignore[misc]
+async def test_a_busy_writer_answers_each_caller_with_its_own_result(sqlite: SqliteStore) -> None:
+    results = await asyncio.gather(*(sqlite.write(lambda conn, n=n: n) for n in range(2000)))  # type: ignore[misc]
     assert results == list(range(2000))
 
 

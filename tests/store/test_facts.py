@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from atoll.base.errors import Bug
+from atoll.base.errors import Unavailable
 from atoll.base.ids import HostId, Prefix
 from atoll.base.units import ZERO, Vector
 from atoll.domain.command import Kind
@@ -19,7 +19,7 @@ from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
 from atoll.planning.reconcile import Heard, NoRoom, ReleaseRequested, Stimulus, Tick
 from atoll.store import facts, hosts, rows, tenancy
-from atoll.store.engine import SqliteStore
+from atoll.store.engine import Stale, Store
 from atoll.store.tables import EVENTS, PAYLOADS, PLACEMENTS, SANDBOXES
 from tests.builders import NOW, fresh, host, placement, sandbox, spec, team
 
@@ -30,14 +30,14 @@ def ids() -> str:
     return fresh(Prefix.EVENT)
 
 
-async def reserve(store: SqliteStore, of: Sandbox, on: Host, *, now: float = NOW, made: Placement | None = None) -> facts.Committed:
+async def reserve(store: Store, of: Sandbox, on: Host, *, now: float = NOW, made: Placement | None = None) -> facts.Committed:
     asked = made or placement(of, host_id=on.id)
     done = await store.write(lambda conn: facts.reserve(conn, of.id, asked, now=now, ids=ids))
     assert done is not None
     return done
 
 
-async def hear(store: SqliteStore, done: facts.Committed, observed: Observed, *, now: float = NOW, **changes: object) -> facts.Committed:
+async def hear(store: Store, done: facts.Committed, observed: Observed, *, now: float = NOW, **changes: object) -> facts.Committed:
     assert done.placement is not None
     report = Report(done.placement.seq + 1, observed, done.placement.generation, **changes)  # type: ignore[arg-type]
     heard = await store.write(
@@ -47,7 +47,7 @@ async def hear(store: SqliteStore, done: facts.Committed, observed: Observed, *,
     return heard
 
 
-async def test_accepting_writes_sandbox_payload_and_event_in_one_commit(store: SqliteStore, ours: Team) -> None:
+async def test_accepting_writes_sandbox_payload_and_event_in_one_commit(store: Store, ours: Team) -> None:
     made = sandbox(team_id=ours.id, request_id="r1", request_digest="d1", metadata={"a": "ü"}, deadline_at=NOW)
     await store.write(lambda conn: facts.accept(conn, made, payload=b"sealed", event_id=ids()))
     loaded = await store.read(lambda conn: facts.load(conn, made.id))
@@ -59,7 +59,7 @@ async def test_accepting_writes_sandbox_payload_and_event_in_one_commit(store: S
     assert kinds == [("sandbox.accepted", "pending")]
 
 
-async def test_a_second_sandbox_of_one_request_leaves_nothing(store: SqliteStore, put: Put, ours: Team) -> None:
+async def test_a_second_sandbox_of_one_request_leaves_nothing(store: Store, put: Put, ours: Team) -> None:
     await put(request_id="r1")
     again = sandbox(team_id=ours.id, request_id="r1")
     with pytest.raises(sa.exc.IntegrityError):
@@ -69,14 +69,14 @@ async def test_a_second_sandbox_of_one_request_leaves_nothing(store: SqliteStore
     assert await store.read(lambda conn: conn.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar_one()) == 1
 
 
-async def test_two_teams_may_use_one_request_id(store: SqliteStore, put: Put) -> None:
+async def test_two_teams_may_use_one_request_id(store: Store, put: Put) -> None:
     theirs = team()
     await store.write(lambda conn: tenancy.add_team(conn, theirs, now=NOW))
     await put(request_id="r1")
     await put(request_id="r1", team_id=theirs.id)
 
 
-async def test_a_reservation_places_and_holds(store: SqliteStore, put: Put, machine: Host) -> None:
+async def test_a_reservation_places_and_holds(store: Store, put: Put, machine: Host) -> None:
     made = await put()
     done = await reserve(store, made, machine)
     assert done.changed
@@ -89,7 +89,7 @@ async def test_a_reservation_places_and_holds(store: SqliteStore, put: Put, mach
     assert (loaded.sandbox, loaded.placement) == (done.sandbox, done.placement)
 
 
-async def test_a_repeated_reservation_changes_nothing(store: SqliteStore, put: Put, machine: Host) -> None:
+async def test_a_repeated_reservation_changes_nothing(store: Store, put: Put, machine: Host) -> None:
     made = await put()
     first = await reserve(store, made, machine)
     second = await reserve(store, made, machine)
@@ -98,7 +98,7 @@ async def test_a_repeated_reservation_changes_nothing(store: SqliteStore, put: P
     assert await store.read(lambda conn: facts.used(conn, machine.id)) == Vector(1000, 512, 2048, 1)
 
 
-async def test_one_room_is_granted_once_to_a_hundred_racers(store: SqliteStore, put: Put) -> None:
+async def test_one_room_is_granted_once_to_a_hundred_racers(store: Store, put: Put) -> None:
     small = host(capacity=Vector(16_000, 8192, 65_536, 1))
     await store.write(lambda conn: hosts.add(conn, small, now=NOW))
     racers = [await put() for _ in range(100)]
@@ -113,7 +113,7 @@ async def test_one_room_is_granted_once_to_a_hundred_racers(store: SqliteStore, 
     assert {row[0]["code"] for row in told} == {"INSUFFICIENT_SLOTS"}
 
 
-async def test_one_sandbox_gets_one_of_a_hundred_hosts(store: SqliteStore, put: Put) -> None:
+async def test_one_sandbox_gets_one_of_a_hundred_hosts(store: Store, put: Put) -> None:
     made = await put()
     many = [host() for _ in range(100)]
     for one in many:
@@ -124,7 +124,7 @@ async def test_one_sandbox_gets_one_of_a_hundred_hosts(store: SqliteStore, put: 
 
 
 @pytest.mark.parametrize("admin", [Admin.DRAINING, Admin.DISABLED])
-async def test_a_host_that_is_not_active_refuses(store: SqliteStore, put: Put, admin: Admin) -> None:
+async def test_a_host_that_is_not_active_refuses(store: Store, put: Put, admin: Admin) -> None:
     closed = host(admin=admin)
     await store.write(lambda conn: hosts.add(conn, closed, now=NOW))
     done = await reserve(store, await put(), closed)
@@ -132,12 +132,12 @@ async def test_a_host_that_is_not_active_refuses(store: SqliteStore, put: Put, a
     assert await store.read(lambda conn: facts.used(conn, closed.id)) == ZERO
 
 
-async def test_a_host_that_is_gone_refuses(store: SqliteStore, put: Put) -> None:
+async def test_a_host_that_is_gone_refuses(store: Store, put: Put) -> None:
     done = await reserve(store, await put(), host(id=HostId("hst_gone")))
     assert done.sandbox.tried_hosts == ("hst_gone",)
 
 
-async def test_capacity_comes_back_with_absence_and_not_before(store: SqliteStore, put: Put, machine: Host) -> None:
+async def test_capacity_comes_back_with_absence_and_not_before(store: Store, put: Put, machine: Host) -> None:
     placed = await reserve(store, await put(), machine)
     ready = await hear(store, placed, Observed.RUNNING, ready=True, applied_revision=1)
     assert ready.sandbox.state is State.READY
@@ -155,14 +155,14 @@ async def test_capacity_comes_back_with_absence_and_not_before(store: SqliteStor
     assert await store.read(lambda conn: facts.used(conn, machine.id)) == ZERO
 
 
-async def test_the_payload_goes_with_the_end(store: SqliteStore, ours: Team) -> None:
+async def test_the_payload_goes_with_the_end(store: Store, ours: Team) -> None:
     made = sandbox(team_id=ours.id)
     await store.write(lambda conn: facts.accept(conn, made, payload=b"sealed", event_id=ids()))
     await store.write(lambda conn: facts.advance_sandbox(conn, made.id, ReleaseRequested(), now=NOW, ids=ids))
     assert await store.read(lambda conn: hosts.payload(conn, made.id)) is None
 
 
-async def test_a_stale_revision_changes_nothing(store: SqliteStore, put: Put) -> None:
+async def test_a_stale_revision_changes_nothing(store: Store, put: Put) -> None:
     """The fence: whoever decided on an older row is refused, with all that he wanted to write beside it."""
     made = await put()
     stale = await store.read(lambda conn: facts.load(conn, made.id))
@@ -174,7 +174,7 @@ async def test_a_stale_revision_changes_nothing(store: SqliteStore, put: Put) ->
         assert outcome is not None
         facts.commit(conn, stale, outcome, now=NOW, ids=ids)
 
-    with pytest.raises(Bug):
+    with pytest.raises((Stale, Unavailable)):
         await store.write(commit_stale)
     loaded = await store.read(lambda conn: facts.load(conn, made.id))
     assert loaded is not None
@@ -184,7 +184,7 @@ async def test_a_stale_revision_changes_nothing(store: SqliteStore, put: Put) ->
     assert kinds == ["sandbox.accepted", "sandbox.no_eligible_host"]
 
 
-async def test_every_commit_raises_the_revision_by_one(store: SqliteStore, put: Put, machine: Host) -> None:
+async def test_every_commit_raises_the_revision_by_one(store: Store, put: Put, machine: Host) -> None:
     placed = await reserve(store, await put(), machine)
     ready = await hear(store, placed, Observed.RUNNING, ready=True)
     ending = await store.write(lambda conn: facts.advance_sandbox(conn, ready.sandbox.id, ReleaseRequested(), now=NOW, ids=ids))
@@ -193,7 +193,7 @@ async def test_every_commit_raises_the_revision_by_one(store: SqliteStore, put: 
     assert [done.sandbox.revision for done in (placed, ready, ending, gone)] == [2, 3, 4, 5]
 
 
-async def test_concurrent_stimuli_are_decided_one_after_another(store: SqliteStore, put: Put, machine: Host) -> None:
+async def test_concurrent_stimuli_are_decided_one_after_another(store: Store, put: Put, machine: Host) -> None:
     """A release, a ready and an absence at once: some order, one end, the capacity given back once."""
     for _ in range(20):
         placed = await reserve(store, await put(spec=spec(cpu_millis=50, memory_mib=32)), machine)
@@ -208,12 +208,12 @@ async def test_concurrent_stimuli_are_decided_one_after_another(store: SqliteSto
         loaded = await apply_at_once(store, sandbox_id, stimuli)
         assert loaded is not None
         assert loaded.sandbox.state in (State.RELEASED, State.FAILED)
-        assert loaded.placement is not None
-        assert loaded.placement.holding is Holding.NONE
+        # An absence before the guest was ready leaves a sandbox without placement for the release that comes after it.
+        assert loaded.placement is None or loaded.placement.holding is Holding.NONE
     assert await store.read(lambda conn: facts.used(conn, machine.id)) == ZERO
 
 
-async def apply_at_once(store: SqliteStore, sandbox_id: str, stimuli: list[Stimulus]) -> facts.Facts | None:
+async def apply_at_once(store: Store, sandbox_id: str, stimuli: list[Stimulus]) -> facts.Facts | None:
     def apply(stimulus: Stimulus) -> Callable[[sa.Connection], object]:
         return lambda conn: facts.advance_sandbox(conn, sandbox_id, stimulus, now=NOW, ids=ids)
 
@@ -221,7 +221,7 @@ async def apply_at_once(store: SqliteStore, sandbox_id: str, stimuli: list[Stimu
     return await store.read(lambda conn: facts.load(conn, sandbox_id))
 
 
-async def test_an_unknown_sandbox_is_none_everywhere(store: SqliteStore, machine: Host) -> None:
+async def test_an_unknown_sandbox_is_none_everywhere(store: Store, machine: Host) -> None:
     ghost = sandbox()
     assert await store.read(lambda conn: facts.load(conn, ghost.id)) is None
     assert await store.write(lambda conn: facts.advance_sandbox(conn, ghost.id, Tick(), now=NOW, ids=ids)) is None
@@ -230,7 +230,7 @@ async def test_an_unknown_sandbox_is_none_everywhere(store: SqliteStore, machine
     assert await store.read(lambda conn: facts.used(conn, machine.id)) == ZERO
 
 
-async def test_a_long_detail_is_cut_not_refused(store: SqliteStore, put: Put) -> None:
+async def test_a_long_detail_is_cut_not_refused(store: Store, put: Put) -> None:
     made = await put()
     await store.write(
         lambda conn: facts.advance_sandbox(conn, made.id, ReleaseRequested("START_FAILED", detail="x" * 50_000), now=NOW, ids=ids)
@@ -239,7 +239,7 @@ async def test_a_long_detail_is_cut_not_refused(store: SqliteStore, put: Put) ->
     assert kept == 2000
 
 
-async def test_paused_holdings_count_less(store: SqliteStore, put: Put, machine: Host) -> None:
+async def test_paused_holdings_count_less(store: Store, put: Put, machine: Host) -> None:
     placed = await reserve(store, await put(), machine)
     assert placed.placement is not None
     paused = replace(placed.placement, holding=Holding.PAUSED)

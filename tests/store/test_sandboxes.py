@@ -15,7 +15,7 @@ from atoll.domain.tenancy import Team
 from atoll.planning.admission import Usage
 from atoll.planning.reconcile import Heard, ReleaseRequested
 from atoll.store import facts, hosts, sandboxes, tenancy
-from atoll.store.engine import SqliteStore
+from atoll.store.engine import SqliteStore, Store
 from atoll.store.sandboxes import LIVING_STATES, VISIBLE, Filter
 from atoll.store.tables import EVENTS, PLACEMENTS, SANDBOXES
 from tests.builders import NOW, fresh, placement, spec, team
@@ -27,7 +27,7 @@ def ids() -> str:
     return fresh(Prefix.EVENT)
 
 
-async def ask(store: SqliteStore, of: Team, states: tuple[str, ...] = VISIBLE, **options: object) -> list[str]:
+async def ask(store: Store, of: Team, states: tuple[str, ...] = VISIBLE, **options: object) -> list[str]:
     wanted = Filter(team_id=of.id, states=states, **options)  # type: ignore[arg-type]
     return [found.id for found in await store.read(lambda conn: sandboxes.find(conn, wanted))]
 
@@ -38,7 +38,7 @@ async def test_what_is_visible() -> None:
 
 
 @pytest.mark.parametrize("ascending", [True, False])
-async def test_pages_cover_everything_once_in_order(store: SqliteStore, put: Put, ours: Team, ascending: bool) -> None:
+async def test_pages_cover_everything_once_in_order(store: Store, put: Put, ours: Team, ascending: bool) -> None:
     """Also where many started in the same moment: the id decides."""
     made = [await put(state=State.READY, started_at=NOW + (n // 4)) for n in range(21)]
     expected = sorted(made, key=lambda s: (s.started_at or 0, s.id), reverse=not ascending)
@@ -55,7 +55,7 @@ async def test_pages_cover_everything_once_in_order(store: SqliteStore, put: Put
     assert seen == [s.id for s in expected]
 
 
-async def test_a_page_goes_on_where_it_ended_although_others_come_and_go(store: SqliteStore, put: Put, ours: Team) -> None:
+async def test_a_page_goes_on_where_it_ended_although_others_come_and_go(store: Store, put: Put, ours: Team) -> None:
     made = [await put(state=State.READY, started_at=NOW + n) for n in range(6)]
     first = await ask(store, ours, limit=3)
     assert first[:3] == [made[5].id, made[4].id, made[3].id]
@@ -64,7 +64,7 @@ async def test_a_page_goes_on_where_it_ended_although_others_come_and_go(store: 
     assert await ask(store, ours, limit=3, after=(NOW + 3, made[3].id)) == [made[2].id, made[1].id, made[0].id]
 
 
-async def test_filters(store: SqliteStore, put: Put, ours: Team) -> None:
+async def test_filters(store: Store, put: Put, ours: Team) -> None:
     a = await put(state=State.READY, started_at=NOW, metadata={"user": "ann", "app": "x"}, spec=spec(template_id="t1"))
     b = await put(state=State.PAUSED, started_at=NOW + 10, metadata={"user": "bob", "app": "x"})
     c = await put(state=State.READY, started_at=NOW + 20, metadata={"user": 'quo"te\\', "dotted.key": "1", "$": "dollar"})
@@ -81,13 +81,13 @@ async def test_filters(store: SqliteStore, put: Put, ours: Team) -> None:
 
 
 @pytest.mark.parametrize("key", ['a"b', "a'b", "a\\b", "ключ", "a b", "[0]", "a.b.c", "%", "x" * 300])
-async def test_metadata_keys_of_any_kind_can_be_asked_for(store: SqliteStore, put: Put, ours: Team, key: str) -> None:
+async def test_metadata_keys_of_any_kind_can_be_asked_for(store: Store, put: Put, ours: Team, key: str) -> None:
     made = await put(state=State.READY, started_at=NOW, metadata={key: "v"})
     await put(state=State.READY, started_at=NOW, metadata={key + "x": "v"})
     assert await ask(store, ours, metadata={key: "v"}) == [made.id]
 
 
-async def test_a_team_sees_its_own(store: SqliteStore, put: Put, ours: Team) -> None:
+async def test_a_team_sees_its_own(store: Store, put: Put, ours: Team) -> None:
     theirs = team()
     await store.write(lambda conn: tenancy.add_team(conn, theirs, now=NOW))
     mine = await put(state=State.READY, started_at=NOW)
@@ -97,7 +97,7 @@ async def test_a_team_sees_its_own(store: SqliteStore, put: Put, ours: Team) -> 
     assert await store.read(lambda conn: sandboxes.by_request(conn, theirs.id, "r")) is None
 
 
-async def test_running_ones_are_counted_by_the_filter(store: SqliteStore, put: Put, ours: Team) -> None:
+async def test_running_ones_are_counted_by_the_filter(store: Store, put: Put, ours: Team) -> None:
     for number in range(3):
         await put(state=State.READY, started_at=NOW + number, metadata={"n": str(number % 2)})
     await put(state=State.PAUSED, started_at=NOW, metadata={"n": "0"})
@@ -106,7 +106,7 @@ async def test_running_ones_are_counted_by_the_filter(store: SqliteStore, put: P
         assert await store.read(lambda conn, wanted=wanted: sandboxes.running(conn, wanted)) == count
 
 
-async def test_what_admission_counts(store: SqliteStore, put: Put, ours: Team) -> None:
+async def test_what_admission_counts(store: Store, put: Put, ours: Team) -> None:
     theirs = team()
     await store.write(lambda conn: tenancy.add_team(conn, theirs, now=NOW))
     for state in (State.PENDING, State.READY, State.RELEASING):
@@ -118,7 +118,7 @@ async def test_what_admission_counts(store: SqliteStore, put: Put, ours: Team) -
     assert await store.read(lambda conn: sandboxes.usage(conn, ours.id, retained=2)) == Usage(3, 2, 4)
 
 
-async def test_deadlines_come_in_order(store: SqliteStore, put: Put) -> None:
+async def test_deadlines_come_in_order(store: Store, put: Put) -> None:
     second = await put(state=State.PROVISIONING, deadline_at=NOW + 2)
     first = await put(state=State.PENDING, deadline_at=NOW + 1)
     await put(state=State.READY)
@@ -129,26 +129,26 @@ async def test_deadlines_come_in_order(store: SqliteStore, put: Put) -> None:
     assert await store.read(lambda conn: sandboxes.due(conn, now=NOW + 2, limit=1)) == [first.id]
 
 
-async def test_no_deadline_at_all(store: SqliteStore, put: Put) -> None:
+async def test_no_deadline_at_all(store: Store, put: Put) -> None:
     await put(state=State.READY)
     assert await store.read(sandboxes.next_deadline) is None
 
 
 @pytest.mark.parametrize("look", [sandboxes.next_deadline, lambda conn: sandboxes.due(conn, now=NOW)], ids=["next", "due"])
-async def test_idle_sandboxes_are_not_read_to_find_a_deadline(store: SqliteStore, look: Callable[[sa.Connection], object]) -> None:
+async def test_idle_sandboxes_are_not_read_to_find_a_deadline(sqlite: SqliteStore, look: Callable[[sa.Connection], object]) -> None:
     """50,000 of them would otherwise cost something at every tick."""
     statements: list[tuple[str, object]] = []
     sa.event.listen(
-        store._reader_engine, "before_cursor_execute", lambda c, cur, sql, parameters, *rest: statements.append((sql, parameters))
+        sqlite._reader_engine, "before_cursor_execute", lambda c, cur, sql, parameters, *rest: statements.append((sql, parameters))
     )
-    await store.read(look)
+    await sqlite.read(look)
     (sql, parameters), *_ = statements
-    plan = await store.read(lambda conn: [str(row[3]) for row in conn.exec_driver_sql(f"explain query plan {sql}", parameters)])
+    plan = await sqlite.read(lambda conn: [str(row[3]) for row in conn.exec_driver_sql(f"explain query plan {sql}", parameters)])
     assert len(plan) == 1, plan
     assert "USING COVERING INDEX ix_sandboxes_deadline_at" in plan[0] or "USING INDEX ix_sandboxes_deadline_at" in plan[0]
 
 
-async def test_a_request_can_be_forgotten(store: SqliteStore, put: Put, ours: Team) -> None:
+async def test_a_request_can_be_forgotten(store: Store, put: Put, ours: Team) -> None:
     made = await put(request_id="r1", request_digest="d")
     assert (await store.read(lambda conn: sandboxes.by_request(conn, ours.id, "r1"))) == made
     await store.write(lambda conn: sandboxes.forget_request(conn, made.id))
@@ -156,13 +156,13 @@ async def test_a_request_can_be_forgotten(store: SqliteStore, put: Put, ours: Te
     await put(request_id="r1")
 
 
-async def placed(store: SqliteStore, of: Sandbox, on: Host) -> str:
+async def placed(store: Store, of: Sandbox, on: Host) -> str:
     asked = placement(of, host_id=on.id)
     await store.write(lambda conn: facts.reserve(conn, of.id, asked, now=NOW, ids=ids))
     return asked.id
 
 
-async def test_what_traffic_can_reach(store: SqliteStore, put: Put, machine: Host) -> None:
+async def test_what_traffic_can_reach(store: Store, put: Put, machine: Host) -> None:
     made, waiting = await put(), await put()
     first = await placed(store, made, machine)
     await placed(store, waiting, machine)
@@ -172,7 +172,7 @@ async def test_what_traffic_can_reach(store: SqliteStore, put: Put, machine: Hos
     assert [(s.id, p.id, p.address) for s, p in found] == [(made.id, first, "10.64.0.2")]
 
 
-async def test_history_is_read_in_order_and_in_pages(store: SqliteStore, put: Put, machine: Host) -> None:
+async def test_history_is_read_in_order_and_in_pages(store: Store, put: Put, machine: Host) -> None:
     made = await put()
     await placed(store, made, machine)
     await store.write(lambda conn: facts.advance_sandbox(conn, made.id, ReleaseRequested(), now=NOW, ids=ids))
@@ -183,7 +183,7 @@ async def test_history_is_read_in_order_and_in_pages(store: SqliteStore, put: Pu
     assert [e["type"] for e in rest] == ["sandbox.placed"]
 
 
-async def test_retention_forgets_the_ended_and_nothing_else(store: SqliteStore, put: Put, machine: Host) -> None:
+async def test_retention_forgets_the_ended_and_nothing_else(store: Store, put: Put, machine: Host) -> None:
     old = await put()
     await placed(store, old, machine)
     for stimulus in (ReleaseRequested(), Heard(Report(1, Observed.ABSENT, 1), "command")):
@@ -204,7 +204,7 @@ async def test_retention_forgets_the_ended_and_nothing_else(store: SqliteStore, 
     assert await store.read(lambda conn: hosts.placements_held(conn, machine.id)) == 0
 
 
-async def test_retention_goes_in_small_steps(store: SqliteStore, put: Put) -> None:
+async def test_retention_goes_in_small_steps(store: Store, put: Put) -> None:
     for n in range(5):
         await put(state=State.FAILED, released_at=NOW + n)
     steps = [await store.write(lambda conn: sandboxes.prune(conn, released_before=NOW + 99, limit=2)) for _ in range(4)]

@@ -8,40 +8,40 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from atoll.store import schema
-from atoll.store.engine import SqliteStore
+from atoll.store.engine import SqliteStore, Store
 from atoll.store.tables import METADATA
 from tests.builders import NOW
 
 
-async def test_every_step_from_an_empty_file_gives_the_tables_of_the_code(store: SqliteStore) -> None:
+async def test_every_step_from_an_empty_file_gives_the_tables_of_the_code(store: Store) -> None:
     def differences(conn: sa.Connection) -> list[object]:
         return list(compare_metadata(MigrationContext.configure(conn), METADATA))
 
     assert await store.write(differences) == []
 
 
-async def test_migrating_again_changes_nothing(store: SqliteStore) -> None:
+async def test_migrating_again_changes_nothing(sqlite: SqliteStore) -> None:
     def dump(conn: sa.Connection) -> list[tuple[object, ...]]:
         return [tuple(row) for row in conn.exec_driver_sql("select type, name, sql from sqlite_master order by name")]
 
-    before = await store.read(dump)
-    await store.write(schema.migrate)
-    assert await store.read(dump) == before
+    before = await sqlite.read(dump)
+    await sqlite.write(schema.migrate)
+    assert await sqlite.read(dump) == before
     assert len(before) > 10
 
 
-async def test_a_migration_that_fails_leaves_no_half_of_it(store: SqliteStore) -> None:
+async def test_a_migration_that_fails_leaves_no_half_of_it(sqlite: SqliteStore) -> None:
     def fails(conn: sa.Connection) -> None:
         schema.migrate(conn)
         conn.exec_driver_sql("create table half (id integer)")
         raise ValueError("in the middle")
 
     with pytest.raises(ValueError, match="in the middle"):
-        await store.write(fails)
-    assert await store.read(lambda conn: conn.exec_driver_sql("select count(*) from sqlite_master where name = 'half'").scalar_one()) == 0
+        await sqlite.write(fails)
+    assert await sqlite.read(lambda conn: conn.exec_driver_sql("select count(*) from sqlite_master where name = 'half'").scalar_one()) == 0
 
 
-async def test_the_database_knows_whose_it_is(store: SqliteStore) -> None:
+async def test_the_database_knows_whose_it_is(store: Store) -> None:
     async def ask(install_id: str, incarnation: str) -> tuple[str, str]:
         return await store.write(lambda conn: schema.deployment(conn, install_id=install_id, incarnation=incarnation, now=NOW))
 
@@ -49,7 +49,7 @@ async def test_the_database_knows_whose_it_is(store: SqliteStore) -> None:
     assert await ask("ins_two", "second") == ("ins_one", "first")
 
 
-async def test_secrets_have_only_digest_and_sealed_columns(store: SqliteStore) -> None:
+async def test_secrets_have_only_digest_and_sealed_columns(store: Store) -> None:
     """A column for a token, key, credential or environment value in clear must not come back by the side door."""
     suspicious = ("token", "key", "credential", "password", "secret", "env", "payload")
     allowed = {"token_digest", "key_digest", "key_hint", "credential_digest", "credential_version", "payload_digest"}

@@ -9,11 +9,11 @@ import sqlalchemy as sa
 
 from atoll.domain.tenancy import Team
 from atoll.store import tenancy
-from atoll.store.engine import SqliteStore
+from atoll.store.engine import Store
 from tests.builders import NOW, client, team, template
 
 
-async def test_a_key_is_found_by_its_digest_until_it_is_revoked(store: SqliteStore, ours: Team) -> None:
+async def test_a_key_is_found_by_its_digest_until_it_is_revoked(store: Store, ours: Team) -> None:
     made = client(ours)
     await store.write(lambda conn: tenancy.add_client(conn, made))
     assert await store.read(lambda conn: tenancy.by_key_digest(conn, made.key_digest)) == (ours, made)
@@ -24,7 +24,7 @@ async def test_a_key_is_found_by_its_digest_until_it_is_revoked(store: SqliteSto
     assert again == revoked, "the first time stays"
 
 
-async def test_a_stranger_cannot_revoke(store: SqliteStore, ours: Team) -> None:
+async def test_a_stranger_cannot_revoke(store: Store, ours: Team) -> None:
     theirs = team()
     made = client(ours)
     await store.write(lambda conn: tenancy.add_team(conn, theirs, now=NOW))
@@ -34,14 +34,14 @@ async def test_a_stranger_cannot_revoke(store: SqliteStore, ours: Team) -> None:
     assert list(await store.read(lambda conn: tenancy.clients_of(conn, theirs.id))) == []
 
 
-async def test_team_names_are_unique(store: SqliteStore, ours: Team) -> None:
+async def test_team_names_are_unique(store: Store, ours: Team) -> None:
     assert await store.read(lambda conn: tenancy.team_by_name(conn, ours.name)) == ours
     assert await store.read(lambda conn: tenancy.team_by_name(conn, "nobody")) is None
     with pytest.raises(sa.exc.IntegrityError):
         await store.write(lambda conn: tenancy.add_team(conn, team(name=ours.name), now=NOW))
 
 
-async def test_which_templates_a_team_may_use(store: SqliteStore, ours: Team) -> None:
+async def test_which_templates_a_team_may_use(store: Store, ours: Team) -> None:
     theirs = team()
     await store.write(lambda conn: tenancy.add_team(conn, theirs, now=NOW))
     rows = [
@@ -55,7 +55,7 @@ async def test_which_templates_a_team_may_use(store: SqliteStore, ours: Team) ->
     assert list(await store.read(lambda conn: tenancy.templates_for(conn, ours.id))) == rows[:3]
 
 
-async def test_a_new_build_keeps_the_template_and_its_counts(store: SqliteStore) -> None:
+async def test_a_new_build_keeps_the_template_and_its_counts(store: Store) -> None:
     made = template()
     await store.write(lambda conn: tenancy.put_template(conn, made))
     await store.write(lambda conn: tenancy.spawned(conn, made.id, now=NOW + 5))

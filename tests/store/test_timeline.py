@@ -9,32 +9,32 @@ import pytest
 from atoll.domain.host import Host
 from atoll.domain.sandbox import Sandbox, State
 from atoll.store import hosts, sandboxes, schema, timeline
-from atoll.store.engine import SqliteStore
+from atoll.store.engine import Store
 from tests.builders import NOW, host
 
 Put = Callable[..., Awaitable[Sandbox]]
 
 
 @pytest.fixture
-async def begun(store: SqliteStore) -> SqliteStore:
+async def begun(store: Store) -> Store:
     """The database of a process that began when it was NOW by the wall at boot."""
     await store.write(lambda conn: schema.deployment(conn, install_id="ins_one", incarnation="first", now=NOW))
     assert await carry(store, 0.0) == 0.0
     return store
 
 
-async def carry(store: SqliteStore, shift_s: float, *, boot_id: str = "boot") -> float:
+async def carry(store: Store, shift_s: float, *, boot_id: str = "boot") -> float:
     return await store.write(lambda conn: timeline.carry_over(conn, boot_id=boot_id, zero_at=NOW + shift_s))
 
 
-async def times(store: SqliteStore, of: Sandbox) -> tuple[float, float | None, float | None]:
+async def times(store: Store, of: Sandbox) -> tuple[float, float | None, float | None]:
     found = await store.read(lambda conn: sandboxes.get(conn, of.id))
     assert found is not None
     return found.created_at - NOW, found.end_at and found.end_at - NOW, found.deadline_at and found.deadline_at - NOW
 
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
-async def test_a_step_moves_what_waits_and_no_history(begun: SqliteStore, put: Put, step_s: float) -> None:
+async def test_a_step_moves_what_waits_and_no_history(begun: Store, put: Put, step_s: float) -> None:
     ready = await put(state=State.READY, end_at=NOW + 300, started_at=NOW + 1)
     pending = await put(state=State.PENDING, deadline_at=NOW + 5)
     ended = await put(state=State.RELEASED, end_at=NOW + 300, released_at=NOW + 20)
@@ -49,21 +49,21 @@ async def test_a_step_moves_what_waits_and_no_history(begun: SqliteStore, put: P
     assert (found.lease_until, found.seen_at) == (NOW + 290 + step_s, NOW - 10 + step_s)
 
 
-async def test_a_step_is_carried_over_once(begun: SqliteStore, put: Put) -> None:
+async def test_a_step_is_carried_over_once(begun: Store, put: Put) -> None:
     ready = await put(state=State.READY, end_at=NOW + 300)
     assert await carry(begun, 60.0) == pytest.approx(60.0)
     assert await carry(begun, 60.0) == 0.0
     assert (await times(begun, ready))[1] == pytest.approx(360)
 
 
-async def test_a_clock_that_is_turned_slowly_is_no_step(begun: SqliteStore, put: Put) -> None:
+async def test_a_clock_that_is_turned_slowly_is_no_step(begun: Store, put: Put) -> None:
     ready = await put(state=State.READY, end_at=NOW + 300)
     for tenths in range(1, 30):
         assert await carry(begun, tenths / 10) == 0.0
     assert (await times(begun, ready))[1] == 300
 
 
-async def test_after_another_boot_nothing_can_be_compared(begun: SqliteStore, put: Put) -> None:
+async def test_after_another_boot_nothing_can_be_compared(begun: Store, put: Put) -> None:
     ready = await put(state=State.READY, end_at=NOW + 300)
     assert await carry(begun, 86_400.0, boot_id="another") == 0.0
     assert await carry(begun, 86_400.0, boot_id="another") == 0.0

@@ -11,7 +11,7 @@ import base64
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -49,6 +49,10 @@ from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
 LOG = get_logger()
+
+
+DATABASE_URL: Final = "database.url"
+"""Of `secrets`, optional: `postgresql+asyncpg://...`, a secret because it holds a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,7 @@ class Control:
     async def _opened(self) -> tuple[Store, str]:
         """The store at the newest schema, and its incarnation. *Errors*: Bug when it is another install's."""
         if self._store is None:
-            self._store = SqliteStore(self.settings.database)
+            self._store = _store(self.settings, self._dice)
         store, new, now = self._store, self._dice(8).hex(), self._clock.now()
         await store.write(schema.migrate)
         install_id, incarnation = await store.write(
@@ -225,6 +229,16 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
+
+
+def _store(settings: ControlSettings, dice: Dice) -> Store:
+    """PostgreSQL where the operator names one, else the embedded file."""
+    named = settings.secrets / DATABASE_URL
+    if not named.exists():
+        return SqliteStore(settings.database)
+    from atoll.store.postgres import PostgresStore
+
+    return PostgresStore(named.read_text().strip(), dice=dice)
 
 
 def _key(path: Path) -> bytes:

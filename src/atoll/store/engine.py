@@ -23,12 +23,19 @@ from typing import Any, Final, Protocol, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from atoll.base.errors import AtollError, Code, Refused, Unavailable
+from atoll.base.errors import AtollError, Bug, Code, Refused, Unavailable
 
 T = TypeVar("T")
 Work = Callable[[sa.Connection], T]
 
 _BATCH_MAX: Final = 128
+
+
+class Stale(Bug):
+    """A row is no longer at the revision that was read. One writer rules that out; a shared store runs the function again."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(Code.INTERNAL, f"{what} is no longer at the revision that was read")
 
 
 class Store(Protocol):

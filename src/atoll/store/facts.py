@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from atoll.base.errors import Bug, Code
+from atoll.base.errors import Code
 from atoll.base.units import Vector
 from atoll.domain import history
 from atoll.domain.placement import Holding, Placement
@@ -21,19 +21,30 @@ from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.planning import placing
 from atoll.planning.reconcile import Facts, HostRefused, Note, Outcome, Placed, Stimulus, advance
 from atoll.store import rows
+from atoll.store.engine import Stale
 from atoll.store.tables import EVENTS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
 
 NewId = Callable[[], str]
 
-_SANDBOX: Final = sa.select(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id"))
-_PLACEMENT: Final = sa.select(PLACEMENTS).where(PLACEMENTS.c.id == sa.bindparam("of_id"))
+_ITS: Final = "its_"
+"""Before the names of a placement's columns where they stand beside its sandbox's."""
+_FACTS: Final = (
+    sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
+    .outerjoin(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
+    .where(SANDBOXES.c.id == sa.bindparam("of_id"))
+)
 _HOST_LOCKED: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")).with_for_update()
 _NEW_SANDBOX: Final = sa.insert(SANDBOXES)
 _NEW_PAYLOAD: Final = sa.insert(PAYLOADS)
 _NEW_PLACEMENT: Final = sa.insert(PLACEMENTS)
 _NEW_EVENT: Final = sa.insert(EVENTS)
 _CHANGED_SANDBOX: Final = sa.update(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id"), SANDBOXES.c.revision == sa.bindparam("read"))
-_CHANGED_PLACEMENT: Final = sa.update(PLACEMENTS).where(PLACEMENTS.c.id == sa.bindparam("of_id"))
+_CHANGED_PLACEMENT: Final = sa.update(PLACEMENTS).where(
+    PLACEMENTS.c.id == sa.bindparam("of_id"),
+    PLACEMENTS.c.seq == sa.bindparam("of_seq"),
+    PLACEMENTS.c.desired_revision == sa.bindparam("of_desired"),
+    PLACEMENTS.c.holding == sa.bindparam("of_holding"),
+)
 _NO_PAYLOAD: Final = sa.delete(PAYLOADS).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id"))
 
 
@@ -49,15 +60,12 @@ class Committed:
 
 
 def load(conn: sa.Connection, sandbox_id: str) -> Facts | None:
-    """The sandbox and its current placement; None when there is no such sandbox."""
-    row = conn.execute(_SANDBOX, {"of_id": sandbox_id}).mappings().first()
+    """The sandbox and its current placement as of one moment; None when there is no such sandbox."""
+    row = conn.execute(_FACTS, {"of_id": sandbox_id}).mappings().first()
     if row is None:
         return None
-    sandbox = rows.sandbox(row)
-    if sandbox.placement_id is None:
-        return Facts(sandbox, None)
-    found = conn.execute(_PLACEMENT, {"of_id": sandbox.placement_id}).mappings().first()
-    return Facts(sandbox, rows.placement(found) if found else None)
+    placement = rows.placement({column.name: row[_ITS + column.name] for column in PLACEMENTS.c}) if row[f"{_ITS}id"] is not None else None
+    return Facts(rows.sandbox(row), placement)
 
 
 def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: bytes | None, event_id: str) -> None:
@@ -119,14 +127,14 @@ def _advance(conn: sa.Connection, facts: Facts, stimulus: Stimulus, *, now: floa
 
 
 def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, ids: NewId) -> Committed:
-    """Write an outcome. *Errors*: Bug when the revision is another than read, which one transaction rules out on SQLite."""
+    """Write an outcome. *Errors*: Stale when a row is no longer as it was read."""
     before, after = facts.sandbox, outcome.sandbox
     placement = outcome.placement
     if placement is not None and placement is not facts.placement:
         if facts.placement is None or facts.placement.id != placement.id:
             conn.execute(_NEW_PLACEMENT, rows.new_placement_values(placement))
         else:
-            conn.execute(_CHANGED_PLACEMENT, {"of_id": placement.id, **rows.placement_values(placement)})
+            _update_placement(conn, facts.placement, placement)
     if after is not before:
         after = _update(conn, before, after)
         if after.state in TERMINAL:
@@ -141,13 +149,20 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
     )
 
 
+def _update_placement(conn: sa.Connection, before: Placement, after: Placement) -> None:
+    """With a fence of its own: an observation often changes nothing of the sandbox."""
+    read = {"of_id": before.id, "of_seq": before.seq, "of_desired": before.desired_revision, "of_holding": before.holding.value}
+    if conn.execute(_CHANGED_PLACEMENT, {**read, **rows.placement_values(after)}).rowcount != 1:
+        raise Stale(f"placement {before.id}")
+
+
 def _update(conn: sa.Connection, before: Sandbox, after: Sandbox) -> Sandbox:
     old, new = rows.sandbox_values(before), rows.sandbox_values(after)
     changed: dict[str, Any] = {name: value for name, value in new.items() if old[name] != value}
     changed["revision"] = before.revision + 1
     done = conn.execute(_CHANGED_SANDBOX, {"of_id": before.id, "read": before.revision, **changed})
     if done.rowcount != 1:
-        raise Bug(Code.INTERNAL, f"sandbox {before.id} is no longer at revision {before.revision}")
+        raise Stale(f"sandbox {before.id}")
     return replace(after, revision=before.revision + 1)
 
 

@@ -8,11 +8,11 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from atoll.base.errors import Bug, Code
 from atoll.domain.host import Host
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.store import rows
+from atoll.store.engine import Stale
 from atoll.store.tables import ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
 
 # Made once: a poll runs most of them, and to make one costs twice as much as to run it.
@@ -68,14 +68,14 @@ def add(conn: sa.Connection, host: Host, *, now: float) -> None:
 
 
 def save(conn: sa.Connection, host: Host) -> None:
-    """Write a changed host `WHERE revision = read`. *Errors*: Bug when it is another."""
+    """Write a changed host `WHERE revision = read`. *Errors*: Stale when it is another."""
     done = conn.execute(
         sa.update(HOSTS)
         .where(HOSTS.c.id == host.id, HOSTS.c.revision == host.revision)
         .values(revision=host.revision + 1, **rows.host_values(host))
     )
     if done.rowcount != 1:
-        raise Bug(Code.INTERNAL, f"host {host.id} is no longer at revision {host.revision}")
+        raise Stale(f"host {host.id}")
 
 
 def polled(conn: sa.Connection, host_id: str, *, poll_seq: int, seen_at: float, lease_until: float) -> None:

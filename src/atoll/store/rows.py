@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -89,7 +90,7 @@ def sandbox_values(value: Sandbox) -> Values:
     }
 
 
-def placement(row: sa.RowMapping) -> Placement:
+def placement(row: sa.RowMapping | Mapping[str, Any]) -> Placement:
     """A placement from its row."""
     return Placement(
         id=PlacementId(row["id"]),

@@ -12,7 +12,7 @@ from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Sandbox, State
 from atoll.planning.admission import Usage
 from atoll.store import rows
-from atoll.store.tables import EVENTS, PLACEMENTS, SANDBOXES
+from atoll.store.tables import EVENTS, PLACEMENTS, SANDBOXES, TEAMS
 
 VISIBLE: Final = tuple(sorted(s.value for s in LIVING - STARTING - {State.RELEASING}))
 LIVING_STATES: Final = tuple(sorted(s.value for s in LIVING))
@@ -37,7 +37,7 @@ class Filter:
 def find(conn: sa.Connection, wanted: Filter) -> Sequence[Sandbox]:
     """At most `limit` + 1 sandboxes, ordered by start (else creation) time and id: one more than asked says that a page follows."""
     at = _started_at
-    query = sa.select(SANDBOXES).where(*_matching(wanted), SANDBOXES.c.state.in_(wanted.states))
+    query = sa.select(SANDBOXES).where(*_matching(wanted, conn.dialect.name), SANDBOXES.c.state.in_(wanted.states))
     if wanted.after is not None:
         last_at, last_id = wanted.after
         beyond = at > last_at if wanted.ascending else at < last_at
@@ -48,7 +48,7 @@ def find(conn: sa.Connection, wanted: Filter) -> Sequence[Sandbox]:
     return [rows.sandbox(row) for row in found.mappings()]
 
 
-def _matching(wanted: Filter) -> Iterator[sa.ColumnElement[bool]]:
+def _matching(wanted: Filter, dialect: str) -> Iterator[sa.ColumnElement[bool]]:
     """What a sandbox must be like, whatever its state."""
     yield SANDBOXES.c.team_id == wanted.team_id
     if wanted.started_after is not None:
@@ -56,12 +56,13 @@ def _matching(wanted: Filter) -> Iterator[sa.ColumnElement[bool]]:
     if wanted.template_id is not None:
         yield SANDBOXES.c.spec["template_id"].as_string() == wanted.template_id
     for key, value in (wanted.metadata or {}).items():
-        yield _has(key, value)
+        yield _has(key, value, dialect)
 
 
-def _has(key: str, value: str) -> sa.ColumnElement[bool]:
+def _has(key: str, value: str, dialect: str) -> sa.ColumnElement[bool]:
     # Compared as values: in a JSON path, a quote or a backslash of a client's key would be syntax.
-    pairs = sa.func.json_each(SANDBOXES.c.metadata).table_valued("key", "value")
+    each = sa.func.json_each if dialect == "sqlite" else sa.func.json_each_text
+    pairs = each(SANDBOXES.c.metadata).table_valued("key", "value")
     return sa.exists(sa.select(sa.literal(1)).select_from(pairs).where(pairs.c.key == key, pairs.c.value == value))
 
 
@@ -85,12 +86,19 @@ def forget_request(conn: sa.Connection, sandbox_id: str) -> None:
 def running(conn: sa.Connection, wanted: Filter) -> int:
     """How many that match are ready; states, page and order of the filter don't matter."""
     return conn.execute(
-        sa.select(sa.func.count()).select_from(SANDBOXES).where(*_matching(wanted), SANDBOXES.c.state == State.READY.value)
+        sa.select(sa.func.count())
+        .select_from(SANDBOXES)
+        .where(*_matching(wanted, conn.dialect.name), SANDBOXES.c.state == State.READY.value)
     ).scalar_one()
 
 
 def usage(conn: sa.Connection, team_id: str, *, retained: int) -> Usage:
-    """What admission counts. The living are few and counted by index; `retained` is counted apart, and less often."""
+    """What admission counts. The living are few and counted by index; `retained` is counted apart, and less often.
+
+    The team's row is locked first, so that two creates never both see the last place of its quota (one writer needs no lock).
+    """
+    if conn.dialect.name != "sqlite":
+        conn.execute(sa.select(TEAMS.c.id).where(TEAMS.c.id == team_id).with_for_update())
     living = SANDBOXES.c.state.in_(LIVING_STATES)
     count = sa.select(sa.func.count()).select_from(SANDBOXES)
     of_team = conn.execute(count.where(SANDBOXES.c.team_id == team_id, living)).scalar_one()
