@@ -90,8 +90,7 @@ table {names.table} {{
   chain to_host {{
     ct state established accept
     ct state related meta l4proto icmp accept
-    ip daddr {gateway} udp dport 53 accept
-    ip daddr {gateway} tcp dport 53 accept
+    ip daddr {gateway} meta l4proto {{ tcp, udp }} th dport 53 accept
     drop
   }}
   chain guard_host {{
