@@ -139,7 +139,9 @@ async def test_a_tombstone_is_kept_until_control_has_confirmed_it(world: World, 
     assert agent.tombstones == [removal.placement_id]
     early = await agent.poll(observations=[])
     assert early.forget == [], "control has not heard of the absence yet"
-    await agent.observe()
+    assert (await agent.observe()).forget == [removal.placement_id]
+    assert agent.tombstones == []
+    agent.tombstones.append(removal.placement_id)  # as if that answer had been lost
     assert (await agent.poll()).forget == [removal.placement_id]
     assert agent.tombstones == []
     assert (await agent.poll()).forget == []

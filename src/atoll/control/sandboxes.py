@@ -1,6 +1,7 @@
 """Sandboxes as every API asks for them: admitted, resolved, accepted, awaited; listed, extended, released.
 
-A create is three commits: accepted (with its sealed payload), placed, ready. The request waits on the hub, not on the store.
+A create is three commits: accepted (with its sealed payload), placed, ready; the first two may share a flush. The request waits on the
+hub, not on the store.
 """
 
 from __future__ import annotations
@@ -216,9 +217,15 @@ class Sandboxes:
             facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id())
             tenancy.spawned(conn, template.id, now=now)
 
+        self.store.require_room()
         retained = await self._retained(caller.team.id)
+        # Two commits that a store may make durable by one flush; the second finds nothing to place where the first was refused, and is
+        # taken up by `settle` where it was too early.
+        accepted, placed = await asyncio.gather(self.store.write(work), self.reconciler.place(sandbox), return_exceptions=True)
         try:
-            await self.store.write(work)
+            for outcome in (accepted, placed):
+                if isinstance(outcome, BaseException):
+                    raise outcome
         except sa.exc.IntegrityError:
             # Two requests with one id at once: the other one is first.
             raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running") from None

@@ -130,7 +130,11 @@ class Sessions:
         acknowledged, committed = await self.hear(host, message.observations)
         return wire.ObserveAnswer(
             acknowledged=acknowledged,
-            forget=[c.placement.id for c in committed if c.placement is not None and c.sandbox.placement_id != c.placement.id],
+            forget=[
+                c.placement.id
+                for c in committed
+                if c.placement is not None and (c.placement.holding is Holding.NONE or c.sandbox.placement_id != c.placement.id)
+            ],
             ends=[
                 self._orders.end(c.sandbox, c.placement.id)
                 for c in committed

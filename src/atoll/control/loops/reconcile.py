@@ -81,7 +81,7 @@ class Reconciler:
             if found is None:
                 return None
             if wants_placing(found.sandbox, now=self.clock.now()):
-                done = await self._place(found.sandbox)
+                done = await self.place(found.sandbox)
             elif advance(found, Tick(), now=self.clock.now()) is not None:
                 done = await self.apply(sandbox_id, Tick())
             else:
@@ -119,8 +119,8 @@ class Reconciler:
             return None
         return facts.used(conn, done.placement.host_id)
 
-    async def _place(self, sandbox: Sandbox) -> facts.Committed | None:
-        """One host is asked, the best first; or, when none is left, that is recorded."""
+    async def place(self, sandbox: Sandbox) -> facts.Committed | None:
+        """One host is asked, the best first; or, when none is left, that is recorded. None when there is no such sandbox."""
         now = self.clock.now()
         adverts = list(self.directory.adverts())
         found = placing.candidates(adverts, sandbox.spec, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
