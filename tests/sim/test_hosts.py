@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.control.loops.fencing import SKEW_S
-from atoll.domain.host import LEASE_S
+from atoll.domain.host import LEASE_S, LOST_AFTER_S
 from tests.sim.world import Agent, Refusal, World
 
 
@@ -111,3 +111,22 @@ async def test_an_agent_that_comes_back_after_a_fence_is_told_to_remove_what_it_
     await again.enroll(await world.token("local"))
     answer = await again.poll()
     assert [(c.kind.value, c.placement_id) for c in answer.commands] == [("ensure_absent", placement)]
+
+
+async def test_a_lost_host_is_said_so_and_ends_nothing(world: World, agent: Agent) -> None:
+    held = await ready(world, agent)
+    watch = world.running.watch
+    await watch.step()
+    assert (await world.show(held))["conditions"] == []
+    world.clock.pass_s(LOST_AFTER_S + 1)
+    await watch.step()
+    await watch.step()
+    lost = await world.show(held)
+    assert (lost["state"], lost["conditions"]) == ("ready", ["UNREACHABLE"])
+    assert (await host(world))["health"] == "lost"
+    assert await world.held(agent.host_id) == 1
+    await agent.poll()
+    await watch.step()
+    assert (await world.show(held))["conditions"] == []
+    history = await world.history(held)
+    assert history.count("sandbox.unreachable") == history.count("sandbox.reachable") == 1

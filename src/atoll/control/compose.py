@@ -34,6 +34,7 @@ from atoll.control.keys import Keys, TeamDefaults
 from atoll.control.loops import deadlines, retention
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
+from atoll.control.loops.watch import Watch
 from atoll.control.orders import Orders
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.sessions import Sessions
@@ -113,6 +114,7 @@ class Control:
         )
         consoles = Consoles(hub=hub, dice=dice)
         self.fencing = Fencing(reconciler, directory, clock)
+        self.watch = Watch(reconciler, directory, clock)
         self.sessions = Sessions(
             store=store,
             clock=clock,
@@ -154,7 +156,8 @@ class Control:
         )
         if install_id != self.settings.install_id:
             raise Bug(Code.INTERNAL, f"this database belongs to install {install_id}, not {self.settings.install_id}")
-        if self.settings.boot_id is not None:
+        # Where other replicas use the store, too, nobody may move its rows.
+        if self.settings.boot_id is not None and isinstance(store, SqliteStore):
             await self._carry_over(store, self.settings.boot_id)
         return store, incarnation
 
@@ -192,6 +195,7 @@ class Control:
         )
         self._spawn(deadlines.run(self.reconciler, self._clock))
         self._spawn(self.fencing.run())
+        self._spawn(self.watch.run())
         self._spawn(retention.run(self.reconciler.store, self._clock, keep_s=settings.records_kept_s))
         self._started = True
 

@@ -91,7 +91,14 @@ class Fenced:
     """Its host is fenced and the last lease has run out: what it held is gone."""
 
 
-Stimulus = Tick | ReleaseRequested | Placed | HostRefused | NoRoom | Heard | EndMoved | Fenced
+@dataclass(frozen=True, slots=True)
+class HostHeard:
+    """Whether its host is heard of. A word about the host, not about the sandbox: it frees nothing and ends nothing."""
+
+    lost: bool
+
+
+Stimulus = Tick | ReleaseRequested | Placed | HostRefused | NoRoom | Heard | EndMoved | Fenced | HostHeard
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +136,8 @@ def advance(facts: Facts, stimulus: Stimulus, *, now: float) -> Outcome | None:
             return _refused(facts, stimulus, now)
         case NoRoom():
             return _no_room(facts, stimulus, now)
-        case EndMoved():
-            return _end_moved(facts, stimulus)
+        case EndMoved() | HostHeard():
+            return _noted(facts, stimulus)
         case Fenced():
             return _gone(facts, facts.placement, None, now)
         case Tick():
@@ -333,12 +340,26 @@ def _erred(facts: Facts, placement: Placement, now: float) -> Outcome:
     return replace(released, notes=(note, *released.notes))
 
 
+def _noted(facts: Facts, stimulus: EndMoved | HostHeard) -> Outcome | None:
+    """What changes no state."""
+    return _end_moved(facts, stimulus) if isinstance(stimulus, EndMoved) else _host_heard(facts, stimulus)
+
+
 def _end_moved(facts: Facts, stimulus: EndMoved) -> Outcome | None:
     sandbox = facts.sandbox
     if sandbox.state is State.RELEASING or sandbox.end_at == stimulus.end_at:
         return None
     after = replace(sandbox, end_at=stimulus.end_at, end_revision=sandbox.end_revision + 1)
     return Outcome(after, facts.placement, (Note(ev.SANDBOX_END_MOVED, {"end_at": stimulus.end_at}),))
+
+
+def _host_heard(facts: Facts, stimulus: HostHeard) -> Outcome | None:
+    sandbox = facts.sandbox
+    if facts.placement is None or (Condition.UNREACHABLE in sandbox.conditions) is stimulus.lost:
+        return None
+    conditions = sandbox.conditions | {Condition.UNREACHABLE} if stimulus.lost else sandbox.conditions - {Condition.UNREACHABLE}
+    note = Note(ev.SANDBOX_UNREACHABLE if stimulus.lost else ev.SANDBOX_REACHABLE, {"host_id": facts.placement.host_id})
+    return Outcome(replace(sandbox, conditions=conditions), facts.placement, (note,))
 
 
 def _tick(facts: Facts, now: float) -> Outcome | None:
