@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 from atoll.store import schema
 from atoll.store.engine import SqliteStore, Store
@@ -39,6 +43,21 @@ async def test_a_migration_that_fails_leaves_no_half_of_it(sqlite: SqliteStore) 
     with pytest.raises(ValueError, match="in the middle"):
         await sqlite.write(fails)
     assert await sqlite.read(lambda conn: conn.exec_driver_sql("select count(*) from sqlite_master where name = 'half'").scalar_one()) == 0
+
+
+async def test_the_newest_step_is_the_last_one(store: Store) -> None:
+    config = Config()
+    config.set_main_option("script_location", "atoll.store:migrations")
+    assert ScriptDirectory.from_config(config).get_current_head() == schema.newest()
+    assert await store.read(schema.version) == schema.newest()
+
+
+async def test_an_empty_database_is_at_no_step(tmp_path: Path) -> None:
+    opened = SqliteStore(tmp_path / "empty.db")
+    try:
+        assert await opened.read(schema.version) is None
+    finally:
+        await opened.close()
 
 
 async def test_the_database_knows_whose_it_is(store: Store) -> None:

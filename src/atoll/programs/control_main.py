@@ -20,6 +20,7 @@ from atoll.programs import instance
 from atoll.programs.clock import SteadyClock
 from atoll.programs.identity import boot_id
 from atoll.programs.layout import Layout, cache_directory, layout_of
+from atoll.programs.settling import settle_down
 from atoll.telemetry import events
 from atoll.telemetry.log import configure, get_logger
 
@@ -85,7 +86,9 @@ def serve(place: Layout, config: instance.Config) -> None:
     import uvicorn
 
     from atoll.control.compose import Control
+    from atoll.programs.migration import migrate_apart
 
+    migrate_apart(place.database)
     clock = SteadyClock()
     control = Control(settings(place, config), clock=clock, dice=os.urandom)
     failure: list[BaseException] = []
@@ -93,6 +96,7 @@ def serve(place: Layout, config: instance.Config) -> None:
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         await control.start()
+        settle_down()
         log.info(events.PROCESS_STARTED, pid=os.getpid(), port=config.control_port)
         watch = asyncio.create_task(_end_when_the_clock_was_set(clock, server))
         try:

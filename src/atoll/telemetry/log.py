@@ -11,12 +11,21 @@ import json
 import logging
 import sys
 from collections.abc import MutableMapping
+from types import ModuleType
 from typing import Any, Final, TextIO, cast
-
-import structlog
 
 from atoll.base.secret import Secret
 from atoll.telemetry.keys import ALWAYS
+
+if "rich" in sys.modules:
+    import structlog
+else:
+    # structlog's console renderer, which nobody here uses, would load rich and pygments: 5 MiB in every process that runs for long.
+    sys.modules["rich"] = cast("ModuleType", None)
+    try:
+        import structlog
+    finally:
+        del sys.modules["rich"]
 
 MASK: Final = "***"
 _SECRET_NAMES: Final = ("token", "secret", "password", "authorization", "credential", "api_key", "access_key", "private_key")
