@@ -24,6 +24,7 @@ from atoll.base.units import Vector
 from atoll.programs import instance
 from atoll.programs.clock import SystemClock
 from atoll.programs.layout import Layout, bin_directory, cache_directory, layout_of
+from atoll.programs.settling import settle_down
 from atoll.telemetry import events
 from atoll.telemetry.log import configure, get_logger
 
@@ -164,6 +165,7 @@ async def run(place: Layout, config: instance.Config) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
+    settle_down()
     log.info(events.PROCESS_STARTED, pid=os.getpid(), host_id=who.host_id)
     try:
         return await agent.run()

@@ -194,9 +194,12 @@ class OciDriver:
         slot = live.slot = await self._pool.reserve()
         await self._blocking(lambda: self._make_directory(order, slot))
         self._step("directory")
-        await self._pool.assign(slot, order.placement_id, egress)
+        # The bundle names the slot's namespace only, so the slot itself gets its name and rules meanwhile.
+        await _both(
+            self._pool.assign(slot, order.placement_id, egress),
+            self._blocking(lambda: self._write_bundle(order, slot, rootfs)),
+        )
         self._step("slot")
-        await self._blocking(lambda: self._write_bundle(order, slot, rootfs))
         live.prepared = order
         self._step("bundle")
 
@@ -517,3 +520,10 @@ class OciDriver:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir}: {error}")
         return Refused(Code.START_FAILED, f"{self._config.state_dir}: {error}")
+
+
+async def _both(*work: Awaitable[None]) -> None:
+    """Do them side by side; the first failure is raised when all have ended."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
