@@ -1,9 +1,9 @@
 """The image cache: `CACHE/templates/NAME/RECIPE_SHA256/{rootfs,manifest.json}`, and `NAME/current` pointing at one of them.
 
 Theory of operation. A directory appears by one rename when its tree and manifest are whole, so an entry either is complete or was
-damaged later. `look_up` compares manifest and directory each time (microseconds); `verify` also counts the tree's entries and bytes
-(about 100 ms for 20,000 entries), once for each (directory, manifest) in a process. Both refuse with IMAGE_CORRUPT; what is not there
-is IMAGE_UNAVAILABLE. Every tree is only ever read.
+damaged later. `look_up` reads a manifest once and afterwards looks that it is the same file and the tree is there (microseconds);
+`verify` also counts the tree's entries and bytes (about 100 ms for 20,000 entries), once for each (directory, manifest) in a process.
+Both refuse with IMAGE_CORRUPT; what is not there is IMAGE_UNAVAILABLE. Every tree is only ever read.
 """
 
 from __future__ import annotations
@@ -89,8 +89,10 @@ class ImageCache:
 
     def __init__(self, cache: Path) -> None:
         self._templates = cache / "templates"
-        self._verified: dict[tuple[Path, int, int], str | None] = {}
+        self._verified: dict[_Version, str | None] = {}
         """What counting a tree found: None when it was whole."""
+        self._found: dict[tuple[str, str], tuple[CachedImage, _Version]] = {}
+        """Where a digest was found last."""
 
     def names(self) -> list[str]:
         """Templates that have an entry here."""
@@ -139,6 +141,14 @@ class ImageCache:
             raise Refused(Code.IMAGE_UNAVAILABLE, f"{name!r} is no name of a template")
         if not digest:
             return self.current(name)
+        known = self._found.get((digest, name))
+        if known is not None and _still(*known):
+            return known[0]
+        image = self._search(digest, name)
+        self._found[digest, name] = image, _version(image)
+        return image
+
+    def _search(self, digest: str, name: str) -> CachedImage:
         broken: Refused | None = None
         # The template's own directory first; any other name may carry the same content.
         for candidate in [name, *(other for other in self.names() if other != name)]:
@@ -168,10 +178,21 @@ class ImageCache:
         return image
 
 
-def _version(image: CachedImage) -> tuple[Path, int, int]:
+_Version = tuple[Path, int, int]
+
+
+def _version(image: CachedImage) -> _Version:
     """What changes when a tree is built again in the same place."""
     info = (image.directory / MANIFEST).stat()
     return image.directory, info.st_ino, info.st_mtime_ns
+
+
+def _still(image: CachedImage, version: _Version) -> bool:
+    """Whether an entry is as it was when its manifest was read."""
+    try:
+        return _version(image) == version and image.rootfs.is_dir()
+    except OSError:
+        return False
 
 
 def _problem(image: CachedImage) -> str | None:

@@ -53,6 +53,21 @@ def test_by_digest_by_name_and_not_at_all(tmp_path):
     assert refusal(cache.look_up, "", "other") is Code.IMAGE_UNAVAILABLE
 
 
+def test_what_was_found_once_is_not_trusted_when_it_changes(tmp_path):
+    directory = make(tmp_path)
+    cache, digest = ImageCache(tmp_path), "sha256:" + "a" * 64
+    assert cache.look_up(digest, "base") is cache.look_up(digest, "base")
+    text = (directory / "manifest.json").read_text()
+    (directory / "manifest.json").write_text("{")
+    assert refusal(cache.look_up, digest, "base") is Code.IMAGE_CORRUPT
+    (directory / "manifest.json").write_text(text)
+    assert cache.look_up(digest, "base").directory == directory
+    (directory / "rootfs").rename(directory / "elsewhere")
+    assert refusal(cache.look_up, digest, "base") is Code.IMAGE_CORRUPT
+    directory.rename(directory.with_name("gone"))
+    assert refusal(cache.look_up, digest, "base") in (Code.IMAGE_CORRUPT, Code.IMAGE_UNAVAILABLE)
+
+
 def test_another_name_may_carry_the_same_content(tmp_path):
     directory = make(tmp_path, template="renamed")
     assert ImageCache(tmp_path).look_up("sha256:" + "a" * 64, "base").directory == directory
