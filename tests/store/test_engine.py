@@ -270,7 +270,8 @@ async def test_a_really_full_disk(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No space"):
             filler.write_bytes(bytes(8 * 1024 * 1024))
         with pytest.raises(Unavailable) as refused:
-            await store.write(lambda conn: add(conn, "x" * 200_000))
+            # More than the room that was kept.
+            await store.write(lambda conn: add(conn, "x" * 4_000_000))
         assert refused.value.code is Code.STORE_FULL
         assert await store.read(names) == ["before"]
         filler.unlink()

@@ -27,7 +27,6 @@ from atoll.agent.leases import Deadlines
 from atoll.agent.ledger import Ledger
 from atoll.agent.lock import Lock
 from atoll.agent.outbox import Outbox
-from atoll.agent.reserve import Reserve
 from atoll.agent.session import Exit, Host, Run, Session
 from atoll.agent.steps import Steps
 from atoll.agent.transport import Transport
@@ -72,9 +71,7 @@ class Agent:
         self._transport = transport
         self._guests = guests or TcpGuests(clock)
         self._make_alarm = alarm or _real_alarm(clock)
-        self._open_journal = journal or (
-            lambda: Journal(config.journal_path, inline=config.journal_inline, reserve=Reserve(config.reserve_path))
-        )
+        self._open_journal = journal or (lambda: Journal(config.journal_path, inline=config.journal_inline))
         self._on_answer = on_answer
         self._last_words = LastWords(config.last_words_path)
         self._over: asyncio.Future[Exit] | None = None

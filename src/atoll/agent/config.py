@@ -17,7 +17,6 @@ from atoll.wire.agent import POLL_PARK_S_MAX, HostFacts
 CREDENTIAL_FILE: Final = "credential"
 JOURNAL_FILE: Final = "agent.db"
 LOCK_FILE: Final = "lock"
-RESERVE_FILE: Final = "reserve"
 LAST_WORDS_DIRECTORY: Final = "consoles"
 
 
@@ -51,10 +50,6 @@ class AgentConfig:
     @property
     def lock_path(self) -> Path:
         return self.state_directory / LOCK_FILE
-
-    @property
-    def reserve_path(self) -> Path:
-        return self.state_directory / RESERVE_FILE
 
     @property
     def last_words_path(self) -> Path:

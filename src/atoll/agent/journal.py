@@ -2,7 +2,8 @@
 
 Theory of operation. SQLite, WAL, synchronous=FULL: a commit survives power loss (p50 0.2 ms where measured). One writer thread takes
 whatever waits and commits it together, so sixteen placements at once cost about one flush; jobs run in the order in which they were
-given. Readers don't exist after start-up: `ledger.py` keeps everything in memory. No secret is ever given to it.
+given. Readers don't exist after start-up: `ledger.py` keeps everything in memory. No secret is ever given to it. Blocks ahead of its log
+(`store.room`) let removals be recorded on a full disk.
 A simulator uses `inline=True`: same file format, no thread.
 """
 
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from atoll.agent.record import BLUEPRINT, EndRule, Record
-from atoll.agent.reserve import Reserve
 from atoll.base.errors import Code, Unavailable
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
 from atoll.domain.spec import OnEnd, OnLeaseExpiry
+from atoll.store.room import Room
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
@@ -79,8 +80,7 @@ _PUT: Final = (
     f"ON CONFLICT (placement_id) DO UPDATE SET {', '.join(f'{c} = excluded.{c}' for c in _COLUMNS[1:])}"
 )
 _BATCH_MAX: Final = 256
-_RESERVE_EVERY: Final = 64
-"""Commits between two looks at the reserve."""
+_AHEAD_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,14 @@ class EpochRow:
 class Journal:
     """The open journal. *Errors* of all writes: Unavailable STORE_FULL or STORE_UNAVAILABLE; then nothing of the job is kept."""
 
-    def __init__(self, path: Path | str, *, inline: bool = False, reserve: Reserve | None = None) -> None:
+    def __init__(self, path: Path | str, *, inline: bool = False) -> None:
         self._path = str(path)
-        self._reserve = reserve
-        self._commits = 0
+        self._room = Room(Path(f"{path}-wal"), ahead_bytes=_AHEAD_BYTES)
         self._jobs: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
         self._inline = inline
         self._thread: threading.Thread | None = None
         self._connection = self._open()
-        if reserve is not None:
-            reserve.lay_in()
+        self._room.keep()
         if not inline:
             self._thread = threading.Thread(target=self._work, name="atoll-journal", daemon=True)
             self._thread.start()
@@ -112,9 +110,11 @@ class Journal:
     def _open(self) -> sqlite3.Connection:
         try:
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            # The only connection: without others the log's index is in memory, and a full disk has no say in it.
+            connection.execute("PRAGMA locking_mode=EXCLUSIVE")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
-            # 1 MiB: the reserve has to cover a whole log, and moving so little is not felt.
+            # 1 MiB: moving so little is not felt, and little is to be read again at a start.
             connection.execute("PRAGMA wal_autocheckpoint=256")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version == 0:
@@ -131,6 +131,7 @@ class Journal:
             self._jobs.put(None)
             self._thread.join()
         self._connection.close()
+        self._room.close()
 
     def submit(self, job: Job[T]) -> asyncio.Future[T]:
         """Run `job` in a transaction; the future is done when it is durable. Nothing takes it back once it is given."""
@@ -158,21 +159,10 @@ class Journal:
             result = job(self._connection)
             self._connection.execute("COMMIT")
             future.set_result(result)
+            self._room.keep()
         except Exception as error:  # noqa: BLE001 - whoever waits for the job gets it
             _roll_back(self._connection)
-            if self._has_room(error):
-                self._commit_alone(job, future)
-                return
             future.set_exception(_weather(error, self._path))
-
-    def _has_room(self, error: Exception) -> bool:
-        """Whether a full disk has just got room again, by giving up the reserve: then the same can be tried once more."""
-        return self._reserve is not None and _is_full(error) and self._reserve.give_up()
-
-    def _look_after_reserve(self) -> None:
-        self._commits += 1
-        if self._reserve is not None and self._commits % _RESERVE_EVERY == 0:
-            self._reserve.lay_in()
 
     def _work(self) -> None:
         while (first := self._jobs.get()) is not None:
@@ -192,9 +182,6 @@ class Journal:
             self._connection.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - whoever waits for the job gets it
             _roll_back(self._connection)
-            if self._has_room(error):
-                self._commit_together(batch)
-                return
             if len(batch) > 1:
                 # One bad job must not take the others with it.
                 for item in batch:
@@ -204,7 +191,7 @@ class Journal:
             return
         for (_, future), result in zip(batch, results, strict=True):
             _tell(future, _finish, result)
-        self._look_after_reserve()
+        self._room.keep()
 
 
 def _tell(future: asyncio.Future[object], how: Callable[[asyncio.Future[object], Any], None], what: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -26,8 +27,9 @@ class Lock:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise Refused(Code.AGENT_LOCKED, f"another agent (pid {holder or 'unknown'}) holds {self._path}") from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        # Written over, then cut: a full disk has no new block for it, and it is only for people.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, os.pwrite(fd, f"{os.getpid()}\n".encode(), 0))
         self._fd = fd
         return self
 

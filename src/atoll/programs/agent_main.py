@@ -170,7 +170,6 @@ async def run(place: Layout, config: instance.Config) -> int:
     try:
         return await agent.run()
     finally:
-        place.agent_health.unlink(missing_ok=True)
         log.info(events.PROCESS_STOPPED)
 
 

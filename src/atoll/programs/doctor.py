@@ -162,8 +162,8 @@ async def _host_checks(place: Layout, config: instance.Config) -> tuple[list[Ent
 
 def _told(place: Layout) -> tuple[list[Entry], list[str]]:
     """What the running agent found, which everybody may read."""
-    record = read_json(place.agent_health)
-    if record is None:
+    record, running = read_json(place.agent_health), living(place.pid_file("agent"))
+    if record is None or running is None or record.get("pid") != running.pid:
         fix = f"Wait a moment and try again; {place.log_file('agent')} says what it waits for."
         return [Entry("agent.heard", "failed", "control has not answered the agent yet", fix)], []
     return [_reported(check) for check in record.get("checks") or []], [str(name) for name in record.get("isolations") or []]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from atoll.programs.files import write_whole
+from atoll.programs.files import read_json, write_whole
 from atoll.programs.instance import EDGE_TOKEN, Config
 from atoll.programs.layout import Layout
 from atoll.programs.users import Account
@@ -22,4 +22,6 @@ def write(layout: Layout, config: Config, user: Account) -> None:
         "domain": config.domain,
         "edge_id": EDGE_ID,
     }
-    write_whole(layout.edge_config, json.dumps(content, indent=2) + "\n", mode=0o640, owner=(0, user.gid))
+    same = read_json(layout.edge_config) == content and layout.edge_config.stat().st_gid == user.gid
+    if not same:
+        write_whole(layout.edge_config, json.dumps(content, indent=2) + "\n", mode=0o640, owner=(0, user.gid))

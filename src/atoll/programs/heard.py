@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from atoll.programs import notes
 from atoll.wire.agent import HostHealth
 
 _WRITE_EVERY_S: Final = 2.0
@@ -37,11 +38,9 @@ class Heard:
             "isolations": health.isolations,
             "checks": [check.model_dump() for check in health.checks],
         }
-        temporary = self._file.with_suffix(".new")
         try:
-            temporary.write_text(json.dumps(record) + "\n")
-            temporary.chmod(0o644)  # holds nothing secret, and `status` is for everybody
-            temporary.replace(self._file)
+            # Holds nothing secret, and `status` is for everybody.
+            notes.write(self._file, json.dumps(record) + "\n")
         except OSError:
             # A full disk must not cost the agent its session; `status` will say that control does not answer.
             self._written_at = float("-inf")

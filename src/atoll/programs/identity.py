@@ -6,9 +6,10 @@ Standard library only: the launcher of every child imports it.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from atoll.programs import notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,5 @@ def mark_of(path: Path) -> str | None:
 
 
 def write(path: Path, identity: Identity, **more: str | int) -> None:
-    """Write a pid file; readers see the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({**asdict(identity), **more}) + "\n")
-    temporary.replace(path)
+    """Write a pid file. *Errors*: OSError."""
+    notes.write(path, json.dumps({**asdict(identity), **more}) + "\n")

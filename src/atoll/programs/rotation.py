@@ -6,6 +6,7 @@ not renamed: all writers append, and go on at the new end. What is written betwe
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -27,6 +28,16 @@ def rotate(path: Path, *, size_bytes_max: int = SIZE_BYTES_MAX, kept: int = KEPT
         if older.exists():
             older.replace(path.with_name(f"{path.name}.{number}"))
     if kept:
-        shutil.copy2(path, path.with_name(f"{path.name}.1"))
+        _keep(path, path.with_name(f"{path.name}.1"))
     os.truncate(path, 0)
     return True
+
+
+def _keep(path: Path, copy: Path) -> None:
+    """Copy the log. A disk without room for that needs the log's own room more than it needs the log."""
+    try:
+        shutil.copy2(path, copy)
+    except OSError as error:
+        copy.unlink(missing_ok=True)
+        if error.errno != errno.ENOSPC:
+            raise

@@ -99,7 +99,5 @@ def stop(layout: Layout) -> list[str]:
         if left is not None:
             asyncio.run(end_process(left, 10.0, name))
             stopped.append(name)
-        layout.pid_file(name).unlink(missing_ok=True)
-    layout.pid_file(NAME).unlink(missing_ok=True)
     layout.socket.unlink(missing_ok=True)
     return stopped

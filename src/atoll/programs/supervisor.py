@@ -100,7 +100,6 @@ class Supervisor:
             server.close()
             with contextlib.suppress(FileNotFoundError):
                 self._layout.socket.unlink()
-            self._layout.pid_file(NAME).unlink(missing_ok=True)
             log.info(events.PROCESS_STOPPED)
 
     @contextlib.contextmanager
@@ -188,7 +187,6 @@ class Supervisor:
         order = [child for child in self._children.values() if child not in order] + order
         for child in order:
             await end_process(child.running or identity.living(self._layout.pid_file(child.spec.name)), child.spec.grace_s, child.spec.name)
-            self._layout.pid_file(child.spec.name).unlink(missing_ok=True)
 
     @staticmethod
     async def _first(*waits: Any) -> None:

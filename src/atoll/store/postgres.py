@@ -65,6 +65,9 @@ class PostgresStore:
         except (OSError, TimeoutError) as error:
             raise Unavailable(Code.STORE_UNAVAILABLE, f"the database cannot be reached: {type(error).__name__}") from error
 
+    def require_room(self) -> None:
+        """As Store.require_room: its disk is another machine's business."""
+
     async def close(self) -> None:
         """Give back the connections."""
         await self._engine.dispose()

@@ -16,7 +16,9 @@ from atoll.domain.sandbox import LIVING, State
 from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOSTS, SANDBOXES
 
 UNNOTICED_S: Final = 1.0
-"""Less is how time daemons turn a clock, or rounding."""
+"""Less is how time daemons turn a clock."""
+SAME_S: Final = 0.01
+"""Less is how exactly the two clocks were read: nothing to note."""
 
 
 def carry_over(conn: sa.Connection, *, boot_id: str, zero_at: float) -> float:
@@ -25,8 +27,11 @@ def carry_over(conn: sa.Connection, *, boot_id: str, zero_at: float) -> float:
     *Units*: seconds. *Idempotency*: the second call finds no step. Only before anything else uses the database.
     """
     row = conn.execute(sa.select(DEPLOYMENT.c.clock_boot_id, DEPLOYMENT.c.clock_zero_at)).one()
+    comparable = row.clock_boot_id == boot_id
+    step_s = float(zero_at - row.clock_zero_at) if comparable else 0.0
+    if comparable and abs(step_s) < SAME_S:
+        return 0.0
     conn.execute(sa.update(DEPLOYMENT).values(clock_boot_id=boot_id, clock_zero_at=zero_at))
-    step_s = float(zero_at - row.clock_zero_at) if row.clock_boot_id == boot_id else 0.0
     if abs(step_s) < UNNOTICED_S:
         return 0.0
     _move(conn, step_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 from dataclasses import replace
 
@@ -83,7 +84,10 @@ async def test_records_come_back_as_they_were(tmp_path, inline):
 async def test_what_was_written_is_on_disk_when_write_returns(tmp_path):
     journal = Journal(tmp_path / "agent.db")
     await journal.write(put_record(record()))
-    other = sqlite3.connect(tmp_path / "agent.db")
+    # Nobody else may open it; what a crash would leave are these two files.
+    for name in ("agent.db", "agent.db-wal"):
+        shutil.copy(tmp_path / name, tmp_path / f"left-{name}")
+    other = sqlite3.connect(tmp_path / "left-agent.db")
     assert other.execute("SELECT placement_id FROM placements").fetchall() == [("plc_1",)]
     assert journal.read(lambda c: c.execute("PRAGMA journal_mode").fetchone()) == ("wal",)
     assert journal.read(lambda c: c.execute("PRAGMA synchronous").fetchone()) == (2,)

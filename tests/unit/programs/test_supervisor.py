@@ -91,7 +91,6 @@ async def test_it_starts_in_order_and_ends_in_the_opposite_one(place: Layout) ->
     ends = [line for line in told(place) if line.startswith("end")]
     assert ends == ["end edge", "end agent", "end control"]
     assert not place.socket.exists()
-    assert not place.pid_file("supervisor").exists()
 
 
 async def test_a_child_that_never_is_well_keeps_no_other_from_starting(place: Layout) -> None:

@@ -133,8 +133,14 @@ class Crun:
         self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._disks.open()
         self._mounters = ThreadPoolExecutor(max_workers=MOUNT_THREADS, thread_name_prefix="mounts", initializer=self._enter)
-        if not self._use_runc and self._runc.exists() and not self._mounters.submit(self._works, self._crun).result():
-            self._use_runc = self._mounters.submit(self._works, self._runc).result()
+        if not self._use_runc and self._runc.exists():
+            # A disk that has no room for a trial says nothing of a runtime, and there may be guests to look after.
+            with contextlib.suppress(OSError):
+                self._use_runc = not self._tried(self._crun) and self._tried(self._runc)
+
+    def _tried(self, binary: Path) -> bool:
+        assert self._mounters is not None
+        return self._mounters.submit(self._works, binary).result()
 
     def _works(self, binary: Path) -> bool:
         """Whether a runtime can start a container on this machine: by starting one, since its reasons not to are its own."""

@@ -120,10 +120,18 @@ class OciDriver:
         config = self._config
         config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (config.run_dir / RESOLV_CONF).write_text(f"nameserver {self.gateway_address}\n")
-        (config.run_dir / RESOLV_CONF).chmod(0o644)
+        self._write_resolv_conf(config.run_dir / RESOLV_CONF)
         cgroups.make_parent(self._layout, self._names.cgroup)
         self._runtime.open()
+
+    def _write_resolv_conf(self, path: Path) -> None:
+        """Guests have this very file mounted: it is never empty, not even for a moment or on a full disk."""
+        content = f"nameserver {self.gateway_address}\n"
+        if not path.exists() or path.read_text() != content:
+            with path.open("r+" if path.exists() else "w") as file:
+                file.write(content)
+                file.truncate()
+        path.chmod(0o644)
 
     def _left_by_self_checks(self) -> list[str]:
         found = [(path.name, records.read(path)) for path in self._config.state_dir.iterdir() if path.is_dir()]

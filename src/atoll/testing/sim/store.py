@@ -40,6 +40,9 @@ class InlineStore:
     async def read(self, work: Work[T]) -> T:
         return work(self._conn)
 
+    def require_room(self) -> None:
+        """Memory has room."""
+
     async def close(self) -> None:
         """Nothing: the next control finds everything as it was."""
 
