@@ -7,6 +7,7 @@ start real guests, at start-up, while one fails, and after a failure that points
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
@@ -59,6 +60,8 @@ class Health:
         self._probed_at: float | None = None
         self._suspicious = False
         self._doubt = asyncio.Event()
+        self._mended = asyncio.Event()
+        """A check that failed is fine again, so what the probes met may be gone, too."""
         self._failed: frozenset[str] = frozenset()
 
     async def probe(self) -> None:
@@ -79,13 +82,20 @@ class Health:
             self._doubt.set()
 
     async def keep_probing(self) -> None:
-        """Probe again after suspicious failures and while a probe fails, at most once in PROBE_AGAIN_S, until cancelled."""
+        """Probe again after suspicious failures and while a probe fails, until cancelled.
+
+        At most once in PROBE_AGAIN_S, and once when a check of the host comes right: probes of a full disk fail.
+        """
         while True:
             if not self._doubtful():
                 self._doubt.clear()
                 await self._doubt.wait()
+                self._mended.clear()
             assert self._probed_at is not None
-            await asyncio.sleep(max(0.0, self._probed_at + PROBE_AGAIN_S - self._clock.boot()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._probed_at + PROBE_AGAIN_S - self._clock.boot())):
+                    await self._mended.wait()
+            self._mended.clear()
             await self.probe()
 
     def _doubtful(self) -> bool:
@@ -114,7 +124,10 @@ class Health:
         if self._looked_at is not None and now - self._looked_at < LOOK_EVERY_S:
             return
         self._looked_at = now
+        failed = {finding.id for finding in self._host if not finding.ok}
         self._host = await self._cheap.run()
+        if failed & {finding.id for finding in self._host if finding.ok}:
+            self._mended.set()
         digests: dict[str, None] = {}
         for driver in {id(d): d for d in self._drivers.values()}.values():
             try:

@@ -64,6 +64,8 @@ OBSERVATION_BYTES_MAX: Final = 128 * 1024
 ENVELOPE_BYTES: Final = 32 * 1024
 """Of a poll: facts, health, images, ids."""
 FLYING_MAX: Final = 4
+PARK_UNFIT_S: Final = 5.0
+"""How long a poll is parked that says that nothing can be placed here: what changes that is told with the next one."""
 REVOKED_PAUSE_S: Final = 60.0
 HASTY_S: Final = 0.05
 """An answer that comes sooner than this and brings nothing new slows the next poll down."""
@@ -191,8 +193,12 @@ class Session:
             holds=holds,
             end_revisions=ends,
             tombstones=tombstones,
-            park_s=0.0 if first or self._lost or host.outbox.more() else self._config.park_s,
+            park_s=0.0 if first or self._lost or host.outbox.more() else self._park_s(health),
         )
+
+    def _park_s(self, health: HostHealth) -> float:
+        unfit = not health.isolations or any(check.fatal and not check.ok for check in health.checks)
+        return min(PARK_UNFIT_S, self._config.park_s) if unfit else self._config.park_s
 
     async def _take(self, answer: PollAnswer, sent_boot: float) -> bool:
         """Do what an answer asks; whether it brought anything new."""
