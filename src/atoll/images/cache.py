@@ -2,7 +2,7 @@
 
 Theory of operation. A directory appears by one rename when its tree and manifest are whole, so an entry either is complete or was
 damaged later. `look_up` reads a manifest once and afterwards looks that it is the same file and the tree is there (microseconds);
-`verify` also counts the tree's entries and bytes (about 100 ms for 20,000 entries), once for each (directory, manifest) in a process.
+`verify` also counts the tree's entries and bytes (about 100 ms for 20,000 entries), until it was whole once for each (directory, manifest).
 Both refuse with IMAGE_CORRUPT; what is not there is IMAGE_UNAVAILABLE. Every tree is only ever read.
 """
 
@@ -171,7 +171,8 @@ class ImageCache:
         """
         image = self.look_up(digest, name)
         key = _version(image)
-        if key not in self._verified:
+        # A tree that was whole stays so for this process; a broken one may have been mended since.
+        if self._verified.get(key, "") is not None:
             self._verified[key] = _problem(image)
         if (problem := self._verified[key]) is not None:
             raise Refused(Code.IMAGE_CORRUPT, problem)

@@ -120,6 +120,17 @@ def test_a_tree_that_lost_something_is_found_and_remembered(tmp_path):
     assert "entries" in cache.problems()[0]
 
 
+def test_a_tree_that_was_mended_is_taken_again(tmp_path):
+    directory = make(tmp_path)
+    digest = "sha256:" + "a" * 64
+    cache = ImageCache(tmp_path)
+    (directory / "rootfs" / "not-ours").write_text("x")
+    assert refusal(cache.verified, digest, "base") is Code.IMAGE_CORRUPT
+    (directory / "rootfs" / "not-ours").unlink()
+    assert cache.verified(digest, "base").digest == digest
+    assert cache.problems() == []
+
+
 def test_a_tree_built_again_is_looked_at_again(tmp_path):
     directory = make(tmp_path)
     digest = "sha256:" + "a" * 64
