@@ -55,7 +55,7 @@ async def test_what_waits_together_is_committed_together(sqlite: SqliteStore) ->
     """Group commit: while one commit is under way, the others gather, and one more commit takes them all."""
     begun, go_on = threading.Event(), threading.Event()
     commits: list[str] = []
-    sa.event.listen(sqlite._writer_engine, "before_cursor_execute", lambda c, cur, statement, *rest: commits.append(statement))
+    sqlite._driver.set_trace_callback(commits.append)
 
     def slow(conn: sa.Connection) -> None:
         begun.set()

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from atoll.agent.intake import Judged, Verdict, judge
 from atoll.agent.journal import Journal, drop_records, load_facts, load_records, put_fact, put_record
 from atoll.agent.outbox import Outbox
-from atoll.agent.record import EndRule, Record
+from atoll.agent.record import EndRule, Record, with_end
 from atoll.base.errors import Unavailable
 from atoll.domain.placement import Observed
 from atoll.wire.agent import Command
@@ -66,12 +65,14 @@ class Ledger:
             self._outbox.put(record, urgent=False)
 
     # change
-    async def accept(self, command: Command, *, epoch: str, quarantine: bool) -> Judged:
-        """Judge a command and make its intent durable. *Idempotency*: see intake.judge."""
+    async def accept(self, command: Command, *, epoch: str, quarantine: bool, end: EndRule | None = None) -> Judged:
+        """Judge a command and make its intent durable, together with the `end` that came with it. *Idempotency*: see intake.judge."""
         newest = self._newest.get(command.placement_id) or self._records.get(command.placement_id)
         judged = judge(newest, command, epoch=epoch, boot_id=self.boot_id, quarantine=quarantine)
         if judged.record is not None:
-            await self._keep(judged.record, urgent=judged.record.reason is not None)
+            record = (with_end(judged.record, end) if end is not None else None) or judged.record
+            judged = Judged(judged.verdict, record)
+            await self._keep(record, urgent=record.reason is not None)
         elif newest is not None and judged.verdict is not Verdict.FOREIGN:
             self.say_again(newest.placement_id)
         return judged
@@ -89,13 +90,7 @@ class Ledger:
 
     async def set_end(self, placement_id: str, end: EndRule) -> bool:
         """Enforce this end from now on. False when its revision is not newer than the known one, or there is nothing to end."""
-
-        def make(record: Record) -> Record | None:
-            if record.absent or record.ended_by is not None or (record.end is not None and record.end.revision >= end.revision):
-                return None
-            return replace(record, end=end)
-
-        after = await self.change(placement_id, make, urgent=False)
+        after = await self.change(placement_id, lambda record: with_end(record, end), urgent=False)
         return after is not None and after.end is end
 
     async def forget(self, placement_ids: Sequence[str]) -> list[str]:

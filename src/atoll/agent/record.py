@@ -137,6 +137,13 @@ def seen(record: Record, observed: Observed, **changes: Any) -> Record:
     )
 
 
+def with_end(record: Record, end: EndRule) -> Record | None:
+    """The record with this end; None when its revision is not newer than the known one, or there is nothing to end."""
+    if record.absent or record.ended_by is not None or (record.end is not None and record.end.revision >= end.revision):
+        return None
+    return replace(record, end=end)
+
+
 def ending(record: Record, by: str, *, reason: str, detail: str | None = None) -> Record | None:
     """The record once its end is decided; None when that is so already, or control's own removal is under way."""
     if record.absent or record.ended_by is not None or record.desired is Kind.ENSURE_ABSENT:

@@ -33,12 +33,13 @@ from atoll.agent.leases import Deadlines, rule_of
 from atoll.agent.ledger import Ledger
 from atoll.agent.messages import Window, part_of, share_of
 from atoll.agent.outbox import Outbox
-from atoll.agent.record import EndedBy, Goal, ending, goal
+from atoll.agent.record import EndedBy, EndRule, Goal, ending, goal
 from atoll.agent.transport import Transport
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Unavailable
 from atoll.base.ids import Dice
+from atoll.domain.command import Kind
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 from atoll.wire.agent import (
@@ -69,6 +70,8 @@ PARK_UNFIT_S: Final = 5.0
 REVOKED_PAUSE_S: Final = 60.0
 HASTY_S: Final = 0.05
 """An answer that comes sooner than this and brings nothing new slows the next poll down."""
+START_REST_S: Final = 0.008
+"""Between an answer that brought something to start and the next poll: the start comes first, and what else is to start comes together."""
 
 
 class Exit(IntEnum):
@@ -167,7 +170,7 @@ class Session:
             self._on_answer(health)
         if news or message.park_s == 0 or self._clock.boot() - sent_boot > HASTY_S:
             self._haste.reset()
-            return 0.0
+            return START_REST_S if any(command.kind is Kind.ENSURE_RUNNING for command in answer.commands) else 0.0
         return self._haste.next_s()
 
     def _compose(self, health: HostHealth) -> Poll:
@@ -209,7 +212,8 @@ class Session:
             log.info(events.CONTROL_FOUND, host_id=self._identity.host_id)
         await self._remember(until)
         try:
-            accepted = await asyncio.gather(*(self._accept(command, answer.payloads) for command in answer.commands))
+            ends = {end.placement_id: rule_of(end, sent_boot=sent_boot) for end in answer.ends}
+            accepted = await asyncio.gather(*(self._accept(c, answer.payloads, ends.get(c.placement_id)) for c in answer.commands))
             ended = await self._take_ends(answer.ends, sent_boot)
             forgotten = await self._forget(answer.forget)
             await self._quarantine(answer.unknown)
@@ -235,9 +239,11 @@ class Session:
         if first:
             self._host.outbox.urgent.set()
 
-    async def _accept(self, command: Command, payloads: dict[str, InitPayload]) -> bool:
+    async def _accept(self, command: Command, payloads: dict[str, InitPayload], end: EndRule | None = None) -> bool:
         host = self._host
-        judged = await host.ledger.accept(command, epoch=self._run.epoch, quarantine=bool(host.quarantine))
+        judged = await host.ledger.accept(command, epoch=self._run.epoch, quarantine=bool(host.quarantine), end=end)
+        if end is not None and judged.record is not None and judged.record.end is end:
+            host.deadlines.watch(command.placement_id, end)
         record = host.ledger.get(command.placement_id)
         if judged.verdict in (Verdict.STALE, Verdict.CONFLICT, Verdict.FOREIGN):
             log.warning(events.COMMAND_REFUSED, command_id=command.id, what=judged.verdict.name.lower(), placement_id=command.placement_id)

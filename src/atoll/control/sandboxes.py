@@ -69,11 +69,11 @@ class Sandboxes:
             known = await self._repeated(caller, request)
             if known is not None:
                 return known
-        sandbox = await self._accept(caller, request)
+        sandbox, placed = await self._accept(caller, request)
         if not request.wait:
-            await self.reconciler.settle(sandbox.id)
+            await self.reconciler.settle(sandbox.id, known=placed)
             return sandbox
-        return await self._await_ready(sandbox)
+        return await self._await_ready(sandbox, placed)
 
     async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False) -> Sandbox:
         """As Service.get."""
@@ -179,7 +179,7 @@ class Sandboxes:
             raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running")
         return known
 
-    async def _accept(self, caller: Caller, request: CreateRequest) -> Sandbox:
+    async def _accept(self, caller: Caller, request: CreateRequest) -> tuple[Sandbox, facts.Committed | None]:
         template = await self.templates.get(caller, request.template)
         policy = self.classes.get(request.class_name or self.default_class)
         if policy is None:
@@ -219,17 +219,11 @@ class Sandboxes:
 
         self.store.require_room()
         retained = await self._retained(caller.team.id)
-        # Two commits that a store may make durable by one flush; the second finds nothing to place where the first was refused, and is
-        # taken up by `settle` where it was too early.
-        accepted, placed = await asyncio.gather(self.store.write(work), self.reconciler.place(sandbox), return_exceptions=True)
         try:
-            for outcome in (accepted, placed):
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            return sandbox, await self.reconciler.accept(sandbox, work)
         except sa.exc.IntegrityError:
             # Two requests with one id at once: the other one is first.
             raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running") from None
-        return sandbox
 
     async def _retained(self, team_id: str) -> int:
         """Records of ended sandboxes, counted at most every few seconds: the quota on them is not a tight one."""
@@ -240,10 +234,10 @@ class Sandboxes:
         self.counted[team_id] = (self.clock.boot(), count)
         return count
 
-    async def _await_ready(self, sandbox: Sandbox) -> Sandbox:
+    async def _await_ready(self, sandbox: Sandbox, placed: facts.Committed | None) -> Sandbox:
         until = self.clock.boot() + sandbox.spec.create_patience_s
         with self.hub.watch(sandbox.id) as changed:
-            await self.reconciler.settle(sandbox.id)
+            await self.reconciler.settle(sandbox.id, known=placed)
             while True:
                 changed.clear()
                 now = await self.store.read(lambda conn: sandboxes.get(conn, sandbox.id))

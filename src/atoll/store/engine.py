@@ -134,6 +134,9 @@ class SqliteStore:
         except sa.exc.DBAPIError as error:
             self._release()
             raise translate(error) from error
+        driver = self._writer.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        self._driver = driver
         self._closed = False
         self._room = Room(Path(f"{path}-wal"))
         self._room.keep()
@@ -198,10 +201,10 @@ class SqliteStore:
     def _commit(self, batch: list[_Job]) -> None:
         outcomes: list[tuple[_Job, Any, BaseException | None]] = []
         try:
-            self._writer.exec_driver_sql("BEGIN IMMEDIATE")
+            self._say("BEGIN IMMEDIATE")
             for job in batch:
                 outcomes.append((job, *self._one(job)))
-            self._writer.exec_driver_sql("COMMIT")
+            self._say("COMMIT")
         except Exception as error:  # noqa: BLE001 - nothing of the batch is on disk: tell each that
             self._roll_back()
             failure = translate(error)
@@ -211,18 +214,22 @@ class SqliteStore:
         self._room.keep()
 
     def _one(self, job: _Job) -> tuple[Any, BaseException | None]:
-        self._writer.exec_driver_sql("SAVEPOINT work")
+        self._say("SAVEPOINT work")
         try:
             result = job.work(self._writer)
         except Exception as error:  # noqa: BLE001 - the boundary of a task: its own savepoint goes, the others stay
-            self._writer.exec_driver_sql("ROLLBACK TO work")
-            self._writer.exec_driver_sql("RELEASE work")
+            self._say("ROLLBACK TO work")
+            self._say("RELEASE work")
             return None, translate(error)
-        self._writer.exec_driver_sql("RELEASE work")
+        self._say("RELEASE work")
         return result, None
+
+    def _say(self, statement: str) -> None:
+        """A word about the transaction, straight to the driver: there are five in each commit."""
+        self._driver.execute(statement).close()
 
     def _roll_back(self) -> None:
         try:
-            self._writer.exec_driver_sql("ROLLBACK")
-        except sa.exc.DBAPIError:  # SQLite has rolled back by itself (e.g. a full disk)
+            self._say("ROLLBACK")
+        except sqlite3.Error:  # SQLite has rolled back by itself (e.g. a full disk)
             return

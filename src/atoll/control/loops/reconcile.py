@@ -63,20 +63,23 @@ class Reconciler:
         self, sandbox_id: str, stimulus: Stimulus, *, about: Callable[[Facts], bool] = lambda _: True
     ) -> facts.Committed | None:
         """Commit what the stimulus changes; None when there is no such sandbox, or it is none that `about` means."""
-        now = self.clock.now()
+        done, used = await self.store.write(self._applying(sandbox_id, stimulus, now=self.clock.now(), about=about))
+        self.published(done, used)
+        return done
 
+    def _applying(
+        self, sandbox_id: str, stimulus: Stimulus, *, now: float, about: Callable[[Facts], bool] = lambda _: True
+    ) -> Callable[[sa.Connection], tuple[facts.Committed | None, Vector | None]]:
         def work(conn: sa.Connection) -> tuple[facts.Committed | None, Vector | None]:
             done = facts.advance_sandbox(conn, sandbox_id, stimulus, now=now, ids=self.event_id, about=about)
             return done, self._used(conn, done)
 
-        done, used = await self.store.write(work)
-        self.published(done, used)
-        return done
+        return work
 
-    async def settle(self, sandbox_id: str) -> facts.Committed | None:
-        """Carry on until nothing follows by itself."""
+    async def settle(self, sandbox_id: str, *, known: facts.Committed | None = None) -> facts.Committed | None:
+        """Carry on until nothing follows by itself. `known`: what has just been committed, so that it need not be read."""
         done: facts.Committed | None = None
-        found = await self.store.read(lambda conn: facts.load(conn, sandbox_id))
+        found = Facts(known.sandbox, known.placement) if known else await self.store.read(lambda conn: facts.load(conn, sandbox_id))
         for _ in range(_STEPS_MAX):
             if found is None:
                 return None
@@ -119,13 +122,33 @@ class Reconciler:
             return None
         return facts.used(conn, done.placement.host_id)
 
+    async def accept(self, sandbox: Sandbox, work: Callable[[sa.Connection], None]) -> facts.Committed | None:
+        """Commit a new sandbox by `work`, and place it: two commits that a store may make durable by one flush.
+
+        None when nothing was placed yet, which `settle` makes good. *Errors*: those of `work`, and then nothing was committed.
+        """
+        placing_it = self._placing(sandbox)
+        accepted, placed = await asyncio.gather(self.store.write(work), self.store.write(placing_it), return_exceptions=True)
+        for outcome in (accepted, placed):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        assert isinstance(placed, tuple)
+        self.published(*placed)
+        return placed[0]
+
     async def place(self, sandbox: Sandbox) -> facts.Committed | None:
         """One host is asked, the best first; or, when none is left, that is recorded. None when there is no such sandbox."""
+        done, used = await self.store.write(self._placing(sandbox))
+        self.published(done, used)
+        return done
+
+    def _placing(self, sandbox: Sandbox) -> Callable[[sa.Connection], tuple[facts.Committed | None, Vector | None]]:
         now = self.clock.now()
         adverts = list(self.directory.adverts())
         found = placing.candidates(adverts, sandbox.spec, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
         if not found:
-            return await self.apply(sandbox.id, NoRoom(placing.summary(placing.explain(adverts, sandbox.spec, now=now))))
+            none_left = NoRoom(placing.summary(placing.explain(adverts, sandbox.spec, now=now)))
+            return self._applying(sandbox.id, none_left, now=now)
         placement = Placement(
             id=PlacementId(new_id(Prefix.PLACEMENT, self.dice)),
             sandbox_id=sandbox.id,
@@ -141,6 +164,4 @@ class Reconciler:
             done = facts.reserve(conn, sandbox.id, placement, now=now, ids=self.event_id)
             return done, self._used(conn, done)
 
-        done, used = await self.store.write(work)
-        self.published(done, used)
-        return done
+        return work

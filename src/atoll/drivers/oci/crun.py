@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -198,18 +198,26 @@ class Crun:
             raise RuntimeError("the runtime is not open")
         spec = launch.order.spec
         limits = Limits(spec.memory_mib, spec.cpu_millis, spec.pids_max, devices=True)
-        cgroups.make(self._layout, launch.group, limits)
-        self._mounters.submit(self._start_in_thread, launch).result()
+        # The groups are made here while the root is mounted there.
+        grouped: Future[None] = Future()
+        started = self._mounters.submit(self._start_in_thread, launch, grouped)
+        try:
+            cgroups.make(self._layout, launch.group, limits)
+            grouped.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that waits for it, and from there below
+            grouped.set_exception(error)
+        started.result()
         pid = read_pid(launch.directory)
         if pid is None:
             raise Refused(Code.START_FAILED, f"{self.binary.name} wrote no pid")
         return pid
 
-    def _start_in_thread(self, launch: Launch) -> None:
+    def _start_in_thread(self, launch: Launch, grouped: Future[None]) -> None:
         directory = launch.directory
         upper, root = directory / UPPER, directory / ROOT
         try:
             self._mount(launch, upper, root)
+            grouped.result()
             run(self._command(launch), console=directory / CONSOLE)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
