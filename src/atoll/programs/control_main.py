@@ -130,7 +130,12 @@ def serve(place: Layout, config: instance.Config) -> None:
             timeout_graceful_shutdown=GRACE_S,
         )
     )
-    server.run()
+    try:
+        server.run()
+    except SystemExit:
+        # A failed start makes uvicorn end the process before what failed can say its code and what to do.
+        if not failure:
+            raise
     if failure:
         raise failure[0]
     log.info(events.PROCESS_STOPPED)
