@@ -22,7 +22,7 @@ from httpcore import NetworkError, ProtocolError, TimeoutException
 from tests.instance.conftest import Instance
 from tests.instance.survival import Client, kill, look, problems
 
-COUNTER = "n=0; while true; do n=$((n+1)); echo $n; echo $n > /tmp/count; sleep 0.2; done"
+COUNTER = "n=0; while true; do n=$((n+1)); echo $n; echo $n > /tmp/next && mv /tmp/next /tmp/count; sleep 0.2; done"
 ROOM = 20
 """So many sandboxes of this storm may live; the machine has CPU for some more."""
 WEATHER = (SandboxException, ServiceBusyException, httpx.HTTPError, NetworkError, ProtocolError, TimeoutException)
@@ -94,12 +94,12 @@ class Storm:
             raise
 
     def _turn(self, dice: random.Random) -> None:
+        self._make_room()
         sandbox = None
         with self._tolerant("create"):
             sandbox = self.client.create(dice.choice(("default", "default", "shared-kernel")))
             self.known[sandbox.sandbox_id] = 0
         if sandbox is None:
-            self._make_room()
             time.sleep(0.1)
             return
         with self._tolerant("start", sandbox.sandbox_id):
