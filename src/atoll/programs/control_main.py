@@ -86,6 +86,7 @@ def serve(place: Layout, config: instance.Config) -> None:
     import uvicorn
 
     from atoll.control.compose import Control
+    from atoll.programs.corking import CorkedHttp
     from atoll.programs.migration import migrate_apart
 
     migrate_apart(place.database)
@@ -118,7 +119,7 @@ def serve(place: Layout, config: instance.Config) -> None:
             host="127.0.0.1",
             port=config.control_port,
             loop="uvloop",
-            http="httptools",
+            http=CorkedHttp,
             ws="none",
             lifespan="on",
             log_config=None,
