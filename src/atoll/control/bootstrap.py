@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from pathlib import Path
 from typing import Final
@@ -11,6 +10,7 @@ import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.base.clock import Clock
+from atoll.base.errors import Code
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
 from atoll.control.enrollment import Enrollment
 from atoll.control.keys import Keys
@@ -63,9 +63,16 @@ async def apply(path: Path, *, keys: Keys, enrollment: Enrollment) -> None:
 
 
 async def register_templates(artifacts: Path, *, store: Store, clock: Clock, dice: Dice) -> None:
-    """Everybody's templates from `<artifacts>/<name>/current/manifest.json`; a new digest is a new build of the same template."""
+    """Everybody's templates from `<artifacts>/<name>/current/manifest.json`; a new digest is a new build of the same template.
+
+    A damaged one is told and left out: what was registered of it before stays, and the hosts say IMAGE_CORRUPT when it is asked for.
+    """
     for path in sorted(artifacts.glob("*/current/manifest.json")):
-        manifest = Manifest.model_validate(json.loads(path.read_bytes()))
+        try:
+            manifest = Manifest.model_validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            LOG.error(names.TEMPLATE_REFUSED, path=str(path), code=Code.IMAGE_CORRUPT, error=str(error))  # noqa: TRY400 - the message is all of it
+            continue
         await store.write(lambda conn, manifest=manifest: _register(conn, manifest, clock=clock, dice=dice))  # type: ignore[misc]
 
 

@@ -33,7 +33,7 @@ class Entry:
 
 def examine(place: Layout) -> dict[str, Any]:
     """Run everything; the report that --json prints. Changes nothing but what the runtime's self-test makes and removes."""
-    entries = [_root(), _programs(), _runtime()]
+    entries = [_root(), _programs(), _runtime(), _templates()]
     isolations: list[str] = []
     hosts: dict[str, list[str]] = {}
     try:
@@ -87,6 +87,23 @@ def _runtime() -> Entry:
     if not found:
         return Entry("instance.oci_runtime", "failed", "neither crun nor runc is on the path", "Run `make up`, or `apt-get install crun`.")
     return Entry("instance.oci_runtime", "ok", ", ".join(found))
+
+
+def _templates() -> Entry:
+    """Read now: what the agent says of its images is as old as its last probe."""
+    from atoll.images.cache import ImageCache
+
+    cache = ImageCache(layout.cache_directory())
+    broken = cache.problems()
+    for name in cache.names():
+        try:
+            cache.current(name)
+        except Refused as error:
+            broken.append(error.message)
+    if broken or not cache.names():
+        detail = "; ".join(dict.fromkeys(broken)) or f"no template in {layout.cache_directory()}"
+        return Entry("instance.templates", "failed", detail, "Run `make up`, which builds the base template again.")
+    return Entry("instance.templates", "ok", f"{', '.join(cache.names())} in {layout.cache_directory()}")
 
 
 def _home(place: Layout) -> Entry:

@@ -52,6 +52,7 @@ CLOCK_STEPPED: Final = "clock.stepped"
 RETENTION_FAILED: Final = "retention.failed"
 ROUTES_FOLLOWED: Final = "routes.followed"
 TEMPLATE_REGISTERED: Final = "template.registered"
+TEMPLATE_REFUSED: Final = "template.refused"
 
 # requests
 REQUEST_DONE: Final = "request.done"
