@@ -100,7 +100,8 @@ class World:
         self.control: Control | None = None
         self.trace: list[str] = []
         self.broken: list[BaseException] = []
-        self._serving: set[asyncio.Task[Any]] = set()
+        self._serving: dict[asyncio.Task[Any], None] = {}
+        """In the order of their beginning: a set of tasks has another order in every process."""
         self._loop = loop
         loop.set_exception_handler(self._unhandled)
 
@@ -334,7 +335,7 @@ class World:
         caller: Caller = await control.service.authenticate(Secret(KEY))
         coroutine: Coroutine[Any, Any, Any] = work(caller, control)
         task = asyncio.create_task(coroutine)
-        self._serving.add(task)
+        self._serving[task] = None
         try:
             return await task
         except asyncio.CancelledError:
@@ -342,7 +343,7 @@ class World:
                 raise AtollError(Code.OUTCOME_UNKNOWN, "control died") from None
             raise
         finally:
-            self._serving.discard(task)
+            self._serving.pop(task, None)
 
     # The end.
 
