@@ -19,6 +19,18 @@ LIVING_STATES: Final = tuple(sorted(s.value for s in LIVING))
 _TERMINAL: Final = tuple(sorted(s.value for s in TERMINAL))
 _started_at: Final = sa.func.coalesce(SANDBOXES.c.started_at, SANDBOXES.c.created_at)
 
+# Made once: a create runs all of them, and to make one costs twice as much as to run it.
+_ONE: Final = sa.select(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id"))
+_COUNT: Final = sa.select(sa.func.count()).select_from(SANDBOXES).where(SANDBOXES.c.state.in_(LIVING_STATES))
+_LIVING: Final = sa.select(_COUNT.where(SANDBOXES.c.team_id == sa.bindparam("of_team")).scalar_subquery(), _COUNT.scalar_subquery())
+_DUE: Final = (
+    sa.select(SANDBOXES.c.id)
+    .where(SANDBOXES.c.deadline_at <= sa.bindparam("now"))
+    .order_by(SANDBOXES.c.deadline_at)
+    .limit(sa.bindparam("most"))
+)
+_NEXT_DEADLINE: Final = sa.select(sa.func.min(SANDBOXES.c.deadline_at))
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -68,7 +80,7 @@ def _has(key: str, value: str, dialect: str) -> sa.ColumnElement[bool]:
 
 def get(conn: sa.Connection, sandbox_id: str) -> Sandbox | None:
     """One sandbox, whoever's."""
-    row = conn.execute(sa.select(SANDBOXES).where(SANDBOXES.c.id == sandbox_id)).mappings().first()
+    row = conn.execute(_ONE, {"of_id": sandbox_id}).mappings().first()
     return rows.sandbox(row) if row else None
 
 
@@ -99,10 +111,8 @@ def usage(conn: sa.Connection, team_id: str, *, retained: int) -> Usage:
     """
     if conn.dialect.name != "sqlite":
         conn.execute(sa.select(TEAMS.c.id).where(TEAMS.c.id == team_id).with_for_update())
-    living = SANDBOXES.c.state.in_(LIVING_STATES)
-    count = sa.select(sa.func.count()).select_from(SANDBOXES)
-    of_team = conn.execute(count.where(SANDBOXES.c.team_id == team_id, living)).scalar_one()
-    return Usage(of_team, retained, conn.execute(count.where(living)).scalar_one())
+    of_team, of_all = conn.execute(_LIVING, {"of_team": team_id}).one()
+    return Usage(of_team, retained, of_all)
 
 
 def retained(conn: sa.Connection, team_id: str) -> int:
@@ -116,13 +126,12 @@ def due(conn: sa.Connection, *, now: float, limit: int = 100) -> Sequence[str]:
 
     No filter by state: settled and ended ones have no deadline, and with one SQLite would read all living ones by their state.
     """
-    found = conn.execute(sa.select(SANDBOXES.c.id).where(SANDBOXES.c.deadline_at <= now).order_by(SANDBOXES.c.deadline_at).limit(limit))
-    return [row[0] for row in found]
+    return [row[0] for row in conn.execute(_DUE, {"now": now, "most": limit})]
 
 
 def next_deadline(conn: sa.Connection) -> float | None:
     """When the next deadline comes; None when there is none."""
-    first: float | None = conn.execute(sa.select(sa.func.min(SANDBOXES.c.deadline_at))).scalar_one()
+    first: float | None = conn.execute(_NEXT_DEADLINE).scalar_one()
     return first
 
 

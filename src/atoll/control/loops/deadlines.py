@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
@@ -36,11 +37,12 @@ async def run(reconciler: Reconciler, clock: Clock) -> None:
 
 async def _pass(reconciler: Reconciler, clock: Clock) -> float:
     reconciler.deadlines.clear()
+    reconciler.next_look_at = math.inf
     now = clock.now()
     due = await reconciler.store.read(lambda conn: sandboxes.due(conn, now=now))
     for sandbox_id in due:
         await reconciler.settle(sandbox_id)
     coming = await reconciler.store.read(sandboxes.next_deadline)
-    if coming is None:
-        return _IDLE_S
-    return min(_IDLE_S, max(0.02, coming - clock.now()))
+    pause_s = _IDLE_S if coming is None else min(_IDLE_S, max(0.02, coming - clock.now()))
+    reconciler.next_look_at = clock.now() + pause_s
+    return pause_s

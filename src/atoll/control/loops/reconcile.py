@@ -8,6 +8,7 @@ each answer a commit. No retry is in here: a sandbox that stays pending has a de
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,6 +55,8 @@ class Reconciler:
     ends: Ends
     deadlines: asyncio.Event
     """Set when a deadline may have become the next one."""
+    next_look_at: float = math.inf
+    """When the deadlines are looked at in any case; later ones need not be told."""
 
     def event_id(self) -> str:
         """A fresh id of an event."""
@@ -105,7 +108,7 @@ class Reconciler:
                 self.hub.wake_host(placement.host_id)
         self.routes.changed(done.sandbox, placement)
         self.hub.changed(done.sandbox)
-        if done.sandbox.deadline_at is not None:
+        if done.sandbox.deadline_at is not None and done.sandbox.deadline_at < self.next_look_at:
             self.deadlines.set()
         LOG.info(
             names.SANDBOX_STATE_CHANGED,
