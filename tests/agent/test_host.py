@@ -12,7 +12,7 @@ import pytest
 
 from atoll.agent import doctor
 from atoll.agent.alarm import BootAlarm, LoopAlarm
-from atoll.agent.children import Child, supervise
+from atoll.agent.children import Child, _bound, supervise
 from atoll.agent.facts import memory_mib, read_facts
 from atoll.agent.lock import Lock, holder_of
 from atoll.agent.vault import Vault
@@ -119,6 +119,19 @@ asyncio.run(supervise(Child("x", (sys.executable, "-c", {inner!r})), clock=Clock
         await agent.wait()
         while Path(f"/proc/{pid}").exists() and b"Z (" not in Path(f"/proc/{pid}/stat").read_bytes().replace(b") Z", b"Z ("):
             await asyncio.sleep(0.02)
+
+
+async def test_a_child_of_an_agent_that_died_meanwhile_does_not_begin(tmp_path):
+    """Killed between making a child and its asking to die with us: it would hold the address that the next run needs."""
+    mark = tmp_path / "ran"
+    command = _bound(["touch", str(mark)])
+    # Whoever starts it here is not who it was made by.
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", f"import subprocess; subprocess.run({command!r})")
+    assert await other.wait() == 0
+    assert not mark.exists()
+    own = await asyncio.create_subprocess_exec(*command)
+    assert await own.wait() == 0
+    assert mark.exists()
 
 
 async def test_a_command_that_does_not_exist_is_tried_again_later():

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from atoll.agent.backoff import Backoff
 from atoll.base.clock import Clock
@@ -23,6 +24,7 @@ log = get_logger()
 
 STABLE_S = 10.0
 """A child that ran this long has recovered."""
+IF_ITS_PARENT_LIVES: Final = '[ "$PPID" = "$0" ] && exec "$@"'
 
 
 @runtime_checkable
@@ -74,5 +76,9 @@ async def _run_once(child: Child) -> int:
 
 
 def _bound(command: Sequence[str]) -> list[str]:
+    """The command, bound to die with this process.
+
+    The kernel is asked for that by the child, and a parent that died just before is not noticed: so it looks once, afterwards.
+    """
     setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL", "--", *command] if setpriv else list(command)
+    return [setpriv, "--pdeathsig", "KILL", "--", "/bin/sh", "-c", IF_ITS_PARENT_LIVES, str(os.getpid()), *command] if setpriv else list(command)
