@@ -60,6 +60,7 @@ func newAPI(base *url.URL, limits Limits) *api {
 			MaxIdleConnsPerHost:    64,
 			IdleConnTimeout:        controlIdle,
 			ExpectContinueTimeout:  time.Second,
+			ResponseHeaderTimeout:  time.Duration(limits.ControlAnswerS) * time.Second,
 			MaxResponseHeaderBytes: 256 << 10,
 		},
 		patience: time.Duration(limits.ControlPatienceMS) * time.Millisecond,

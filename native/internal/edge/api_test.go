@@ -45,6 +45,22 @@ func TestTheAPIStreamsBothWays(t *testing.T) {
 	}
 }
 
+func TestControlHangs(t *testing.T) {
+	control := newFakeControl(t)
+	te := startEdge(t, control, func(c *Config) { c.Limits.ControlAnswerS = 1 })
+	over := make(chan struct{})
+	defer close(over)
+	control.setAPI(func(http.ResponseWriter, *http.Request) { <-over })
+	for method, want := range map[string]string{http.MethodGet: "CONTROL_UNAVAILABLE", http.MethodPost: "CONTROL_OUTCOME_UNKNOWN"} {
+		r, _ := http.NewRequest(method, te.url+"/sandboxes", strings.NewReader("{}"))
+		began := time.Now()
+		response, body := do(t, r)
+		if response.StatusCode < 500 || !strings.Contains(body, want) || time.Since(began) > 10*time.Second {
+			t.Fatalf("%s: %d %s after %v", method, response.StatusCode, body, time.Since(began))
+		}
+	}
+}
+
 func TestControlAway(t *testing.T) {
 	control := newFakeControl(t)
 	te := startEdge(t, control, func(c *Config) { c.Limits.ControlPatienceMS = -1 })

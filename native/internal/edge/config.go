@@ -36,6 +36,7 @@ type Limits struct {
 	DrainS             int `json:"drain_s"`              // for open requests when the edge stops
 	ControlPatienceMS  int `json:"control_patience_ms"`  // an API request waits so long for control to restart; negative: not
 	ControlPatienceMax int `json:"control_patience_max"` // API requests that may wait so at once
+	ControlAnswerS     int `json:"control_answer_s"`     // for control to begin an answer
 }
 
 func orDefault(value *int, fallback int) {
@@ -63,6 +64,8 @@ func (l *Limits) fill() {
 	orDefault(&l.IdleTimeoutS, 330)
 	orDefault(&l.DrainS, 5)
 	orDefault(&l.ControlPatienceMax, 256)
+	// A create may be waited for 50 s, and some more where the machine is busy; a control that hangs says nothing for ever.
+	orDefault(&l.ControlAnswerS, 90)
 	if l.ControlPatienceMS == 0 {
 		l.ControlPatienceMS = 3000
 	}
