@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.drivers.oci.config import RuntimeKind
 from bench.findings import Finding
-from bench.parts import alone, creates
+from bench.parts import alone, creates, deletes, dense, docker, idle, inside
 from bench.world import World
 
 
@@ -26,5 +26,13 @@ PARTS: Final = (
     Part("create-crun", "one at a time, shared kernel", lambda world: creates.one_at_a_time(world, RuntimeKind.CRUN)),
     Part("at-once-runsc", "4 and 16 at once, gVisor", lambda world: creates.at_once(world, RuntimeKind.RUNSC)),
     Part("at-once-crun", "4 and 16 at once, shared kernel", lambda world: creates.at_once(world, RuntimeKind.CRUN)),
+    Part("docker", "docker run of the same root", docker.measure),
+    Part("calls-runsc", "commands and small files, gVisor", lambda world: inside.calls(world, RuntimeKind.RUNSC)),
+    Part("calls-crun", "commands and small files, shared kernel", lambda world: inside.calls(world, RuntimeKind.CRUN)),
+    Part("streams-runsc", "bulk, gVisor", lambda world: inside.streams(world, RuntimeKind.RUNSC)),
+    Part("streams-crun", "bulk, shared kernel", lambda world: inside.streams(world, RuntimeKind.CRUN)),
+    Part("deletes", "until answered, until gone", deletes.measure),
+    Part("idle", "memory and CPU of what stands still", idle.measure),
+    Part("dense", "200 small sandboxes", dense.measure),
     Part("alone", "control and agent with a driver that does nothing", alone.measure),
 )
