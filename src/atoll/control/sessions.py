@@ -232,8 +232,12 @@ class Sessions:
             if current.epoch == poll.epoch:
                 return current
             fresh = current.seen_at is not None and now - current.seen_at < FRESH_S
-            if current.epoch is not None and current.epoch != poll.previous_epoch and fresh:
+            proven = current.epoch is not None and current.epoch == poll.previous_epoch
+            if current.epoch is not None and not proven and fresh:
                 raise Refused(Code.OVERLAPPING_AGENT_SESSION, "another agent run holds this host")
+            if not proven:
+                # It does not have the database of the run before it, and so not its sequence numbers: what it sees would be stale for ever.
+                hosts.restart_sequences(conn, host.id)
             if current.epoch is not None:
                 hosts.end_epoch(conn, host.id, current.epoch, now=now)
             changed = replace(

@@ -90,6 +90,11 @@ def end_epoch(conn: sa.Connection, host_id: str, epoch: str, *, now: float) -> N
         conn.execute(sa.insert(HOST_EPOCHS), {"host_id": host_id, "epoch": epoch, "ended_at": now})
 
 
+def restart_sequences(conn: sa.Connection, host_id: str) -> None:
+    """Take observations of what this host has from their beginning on: its agent counts anew, and what is older is of an ended epoch."""
+    conn.execute(sa.update(PLACEMENTS).where(PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.holding != Holding.NONE.value).values(seq=0))
+
+
 def epoch_ended(conn: sa.Connection, host_id: str, epoch: str) -> bool:
     """Whether this epoch of the host was taken over."""
     found = conn.execute(sa.select(HOST_EPOCHS.c.epoch).where(HOST_EPOCHS.c.host_id == host_id, HOST_EPOCHS.c.epoch == epoch)).first()
