@@ -200,7 +200,8 @@ class Crun:
         limits = Limits(spec.memory_mib, spec.cpu_millis, spec.pids_max, devices=True)
         # The groups are made here while the root is mounted there.
         grouped: Future[None] = Future()
-        started = self._mounters.submit(self._start_in_thread, launch, grouped)
+        started: Future[None] = Future()
+        self._mounters.submit(self._start_in_thread, launch, grouped, started)
         try:
             cgroups.make(self._layout, launch.group, limits)
             grouped.set_result(None)
@@ -212,21 +213,29 @@ class Crun:
             raise Refused(Code.START_FAILED, f"{self.binary.name} wrote no pid")
         return pid
 
-    def _start_in_thread(self, launch: Launch, grouped: Future[None]) -> None:
-        directory = launch.directory
-        upper, root = directory / UPPER, directory / ROOT
+    def _start_in_thread(self, launch: Launch, grouped: Future[None], started: Future[None]) -> None:
+        failure: BaseException | None = None
         try:
-            self._mount(launch, upper, root)
+            self._mount_and_run(launch, grouped)
+            # The guest has its own copies of the mounts by now: nobody waits while ours are taken away.
+            started.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it, when nothing is mounted any more
+            failure = error
+        for name in (ROOT, UPPER):
+            with contextlib.suppress(OSError):
+                syscalls.umount(str(launch.directory / name), syscalls.MNT_DETACH)
+        if failure is not None:
+            started.set_exception(failure)
+
+    def _mount_and_run(self, launch: Launch, grouped: Future[None]) -> None:
+        try:
+            self._mount(launch, launch.directory / UPPER, launch.directory / ROOT)
             grouped.result()
-            run(self._command(launch), console=directory / CONSOLE)
+            run(self._command(launch), console=launch.directory / CONSOLE)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise Refused(Code.HOST_DISK_FULL, str(error)) from error
             raise Refused(Code.START_FAILED, str(error)) from error
-        finally:
-            for point in (root, upper):
-                with contextlib.suppress(OSError):
-                    syscalls.umount(str(point), syscalls.MNT_DETACH)
 
     def _mount(self, launch: Launch, upper: Path, root: Path) -> None:
         self._check_after_crash(launch.directory)
