@@ -81,4 +81,8 @@ def _bound(command: Sequence[str]) -> list[str]:
     The kernel is asked for that by the child, and a parent that died just before is not noticed: so it looks once, afterwards.
     """
     setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL", "--", "/bin/sh", "-c", IF_ITS_PARENT_LIVES, str(os.getpid()), *command] if setpriv else list(command)
+    return (
+        [setpriv, "--pdeathsig", "KILL", "--", "/bin/sh", "-c", IF_ITS_PARENT_LIVES, str(os.getpid()), *command]
+        if setpriv
+        else list(command)
+    )
