@@ -12,25 +12,36 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from atoll.programs.layout import bin_directory
+from atoll.hostops import mounts
+from atoll.images.cache import ImageCache
+from atoll.programs.layout import bin_directory, cache_directory
 from bench.findings import Finding
 
 
 def conditions(*, quick: bool) -> dict[str, str]:
     """What the figures depend on."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    image = ImageCache(cache_directory()).current("base")
     return {
-        "Date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "Machine": f"{os.cpu_count()} cores of {_cpu_model()}, {memory / 2**30:.0f} GiB of memory",
+        "When": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "Commit": _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
+        "Machine": f"{len(os.sched_getaffinity(0))} cores of {_cpu_model()}, {memory / 2**30:.0f} GiB of memory",
+        "Disk": f"{_file_system(Path('/var/tmp'))}",
         "Kernel": platform.release(),
         "Control groups": "v2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "v1",
-        "KVM": "usable" if os.access("/dev/kvm", os.R_OK | os.W_OK) else "no",
-        "runsc": _first_line(str(bin_directory() / "runsc"), "--version"),
-        "crun": _first_line("crun", "--version"),
+        "KVM": f"{'a device is there' if Path('/dev/kvm').exists() else 'none'}; not used, gVisor runs by systrap",
+        "Runtimes": f"{_first_line(str(bin_directory() / 'runsc'), '--version')} (systrap); {_first_line('crun', '--version')}",
+        "Template": f"base, {image.entries} entries, {image.size_bytes / 2**20:.0f} MiB; 1 vCPU, 512 MiB, 2 GiB disk unless said otherwise",
         "Python": platform.python_version(),
         "Load before": load(),
-        "Rounds": "few (--quick)" if quick else "full",
+        "Rounds": "few (--quick)" if quick else "full; the first of each is thrown away, since it fills caches",
     }
+
+
+def _file_system(path: Path) -> str:
+    """The device and type of the file system that holds a path."""
+    best = max((m for m in mounts.table() if path.is_relative_to(m.point)), key=lambda m: len(m.point), default=None)
+    return f"{best.kind} on {best.source}" if best is not None else "unknown"
 
 
 def load() -> str:
@@ -82,7 +93,8 @@ def document(about: Mapping[str, str], findings: Sequence[Finding]) -> str:
         "# Performance",
         "",
         "Written by `make bench`; don't edit. Every figure of ours stands beside its baseline, measured in the same run and in turn with it,",
-        "so that a busy machine is busy for both: read differences and ratios first. Times are wall-clock times seen by the client.",
+        "so that a busy machine is busy for both: read differences and ratios first. Times are wall-clock times seen by the client; p50, p95",
+        "and p99 are medians and percentiles of n. Nothing in the test suite depends on a time that was measured.",
         "",
         "## Conditions",
         "",

@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 
 from bench import alone
-from bench.findings import Finding
+from bench.findings import Finding, Verdict
 from bench.product import CannotMeasure, cpu_s, pss_kib
 from bench.stats import Sample, figure
 from bench.world import World
@@ -28,6 +28,7 @@ async def measure(world: World) -> Finding:
             "the poll, the journal and the answer. CPU is for one create with its delete; the client shares the machine."
         ),
     )
+    rate = 0.0
     async with alone.pair() as pair:
         for number, count in ((1, world.count(300, 100)), (16, world.count(1600, 320))):
             sample = Sample()
@@ -35,9 +36,18 @@ async def measure(world: World) -> Finding:
             control, agent, began = cpu_s(pair.control), cpu_s(pair.agent), time.perf_counter()
             await _pairs(pair, sample, number, count)
             seconds = time.perf_counter() - began
+            rate = count / seconds
             cpu = [figure((cpu_s(pid) - before) / count * 1e3) for pid, before in ((pair.control, control), (pair.agent, agent))]
-            finding.rows.append([f"{number} at once", *sample.cells(), figure(count / seconds), *cpu])
+            finding.rows.append([f"{number} at once", *sample.cells(), figure(rate), *cpu])
             finding.keep(f"{number} at once", sample)
+        finding.verdicts.append(
+            Verdict(
+                f"create and delete, no runtime, 16 at once: at least {PAIRS_WANTED:.0f} pairs a second (agent and client beside)",
+                f"{rate:.0f}",
+                f"{PAIRS_WANTED:.0f}",
+                rate >= PAIRS_WANTED,
+            )
+        )
         finding.notes.append(
             f"Afterwards control has {figure(pss_kib(pair.control) / 1024)} MiB of memory (PSS), the agent {figure(pss_kib(pair.agent) / 1024)} MiB."
         )

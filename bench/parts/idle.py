@@ -17,6 +17,7 @@ from bench.world import CLASS, SIZE, World
 WATCH_S: Final = 20.0
 SANDBOXES: Final = 5
 OURS_MIB_MAX: Final = 250.0
+GUEST_MIB_MAX: Final = 8.0
 CPU_SHARE_MAX: Final = 0.01
 
 
@@ -66,6 +67,10 @@ async def measure(world: World) -> Finding:
         Verdict(
             f"control + agent + edge: at most {OURS_MIB_MAX:.0f} MiB", f"{whole:.0f} MiB", f"{OURS_MIB_MAX:.0f} MiB", whole <= OURS_MIB_MAX
         )
+    )
+    guest = memory[RuntimeKind.CRUN].median
+    finding.verdicts.append(
+        Verdict(f"an idle guest: at most {GUEST_MIB_MAX:g} MiB", f"{guest:.1f} MiB", f"{GUEST_MIB_MAX:g} MiB", guest <= GUEST_MIB_MAX)
     )
     finding.verdicts.append(
         Verdict("control + agent + edge, idle: less than 1 % of a core", f"{share * 100:.2f} %", "1 %", share < CPU_SHARE_MAX)
