@@ -20,8 +20,8 @@ from atoll.hostops.netlink import (
     Request,
     Socket,
     attribute,
-    attributes,
     nested,
+    only,
 )
 
 RTM_NEWLINK: Final = 16
@@ -40,6 +40,7 @@ IFLA_IFALIAS: Final = 20
 IFLA_AF_SPEC: Final = 26
 IFLA_NET_NS_FD: Final = 28
 IFLA_TXQLEN: Final = 13
+IFLA_EXT_MASK: Final = 29
 IFLA_INFO_KIND: Final = 1
 IFLA_INFO_DATA: Final = 2
 VETH_INFO_PEER: Final = 1
@@ -163,6 +164,11 @@ def add_neighbour(index: int, address: str, hardware: str) -> Request:
     return Request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body, f"add neighbour {address}")
 
 
+_OF_LINK: Final = frozenset((IFLA_IFNAME, IFLA_IFALIAS))
+# RTEXT_FILTER_SKIP_STATS: the kernel need not gather counters that nobody reads.
+_ALL_LINKS: Final = _IFINFO.pack(0, 0, 0, 0, 0) + attribute(IFLA_EXT_MASK, struct.pack("=I", 1 << 3))
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A device that exists."""
@@ -174,7 +180,7 @@ class Link:
 
 def _link(payload: bytes) -> Link:
     _family, _kind, index, _flags, _change = _IFINFO.unpack_from(payload)
-    found = dict(attributes(payload[_IFINFO.size :]))
+    found = only(payload, _IFINFO.size, _OF_LINK)
     return Link(
         index, found.get(IFLA_IFNAME, b"").rstrip(b"\0").decode(), found.get(IFLA_IFALIAS, b"").rstrip(b"\0").decode(errors="replace")
     )
@@ -194,8 +200,4 @@ def find(sock: Socket, name: str) -> Link | None:
 
 def list_all(sock: Socket) -> list[Link]:
     """Every device of the namespace."""
-    return [
-        _link(payload)
-        for kind, payload in sock.ask(Request(RTM_GETLINK, NLM_F_DUMP, _IFINFO.pack(0, 0, 0, 0, 0), "list links"))
-        if kind == RTM_NEWLINK
-    ]
+    return [_link(payload) for kind, payload in sock.ask(Request(RTM_GETLINK, NLM_F_DUMP, _ALL_LINKS, "list links")) if kind == RTM_NEWLINK]

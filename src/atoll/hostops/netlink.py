@@ -69,6 +69,21 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         offset += (length + 3) & ~3
 
 
+def only(data: bytes, offset: int, kinds: frozenset[int]) -> dict[int, bytes]:
+    """The attributes of these kinds in `data` from `offset` on: a link has fifty, of which two are wanted."""
+    found: dict[int, bytes] = {}
+    unpack, size, end = _ATTRIBUTE.unpack_from, _ATTRIBUTE.size, len(data)
+    while offset + size <= end and len(found) < len(kinds):
+        length, kind = unpack(data, offset)
+        if length < size or offset + length > end:
+            break
+        kind &= NLA_TYPE_MASK
+        if kind in kinds:
+            found[kind] = data[offset + size : offset + length]
+        offset += (length + 3) & ~3
+    return found
+
+
 def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """(type, sequence number, payload) of each message in one datagram."""
     offset = 0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.hostops import links
-from atoll.hostops.netlink import NLA_F_NESTED, attribute, attributes, messages, nested
+from atoll.hostops.netlink import NLA_F_NESTED, attribute, attributes, messages, nested, only
 
 
 def test_an_attribute_is_padded_but_its_length_is_not():
@@ -24,6 +24,17 @@ def test_broken_input_ends_the_reading_and_nothing_else(data):
         assert value in data
     for _kind, _seq, payload in messages(data):
         assert payload in data
+
+
+def test_only_what_is_wanted_is_taken_out():
+    data = b"".join(attribute(kind, value) for kind, value in ((1, b"a"), (3, b"name\0"), (20, b"alias\0"), (30, b"c" * 100)))
+    wanted = frozenset((3, 20))
+    assert only(data, 0, wanted) == {3: b"name\0", 20: b"alias\0"}
+    assert only(b"head" + data, 4, wanted) == only(data, 0, wanted)
+    assert only(data, 0, frozenset((3, 99))) == {3: b"name\0"}
+    for cut in range(len(data)):
+        assert only(data[:cut], 0, wanted).items() <= {3: b"name\0", 20: b"alias\0"}.items()
+    assert only(b"\x00" * 64, 0, wanted) == {}, "a length of nothing ends it"
 
 
 def test_nesting_is_flagged_and_masked():
