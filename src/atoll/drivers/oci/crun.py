@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +34,8 @@ UPPER: Final = "disk"
 ROOT: Final = "rootfs"
 BOOT_FILE: Final = "disk.boot"
 UNIFIED: Final = "/sys/fs/cgroup/unified"
-MOUNT_THREADS: Final = 4
+MOUNT_THREADS: Final = 8
+DISK_FLAGS: Final = syscalls.MS_NODEV | syscalls.MS_NOATIME
 WORKS_S: Final = 5.0
 REFILL_DELAY_S: Final = 0.25
 END_GRACE_SIGNAL: Final = 15
@@ -114,6 +115,8 @@ class Crun:
         self._layout = layout
         self._disks = SpareDisks(root / "disks", spare_disks)
         self._mounters: ThreadPoolExecutor | None = None
+        self._under_way: dict[str, Future[None]] = {}
+        """Starts whose thread has not taken its mounts away yet."""
         self._use_runc = not crun.exists() and runc.exists()
 
     @property
@@ -201,7 +204,9 @@ class Crun:
         # The groups are made here while the root is mounted there.
         grouped: Future[None] = Future()
         started: Future[None] = Future()
-        self._mounters.submit(self._start_in_thread, launch, grouped, started)
+        under_way = self._mounters.submit(self._start_in_thread, launch, grouped, started)
+        self._under_way[launch.container_id] = under_way
+        under_way.add_done_callback(lambda done: self._forget(launch.container_id, done))
         try:
             cgroups.make(self._layout, launch.group, limits)
             grouped.set_result(None)
@@ -213,18 +218,29 @@ class Crun:
             raise Refused(Code.START_FAILED, f"{self.binary.name} wrote no pid")
         return pid
 
+    def _forget(self, container_id: str, done: Future[None]) -> None:
+        if self._under_way.get(container_id) is done:
+            del self._under_way[container_id]
+
+    def let_go(self, container_id: str) -> None:
+        if (under_way := self._under_way.get(container_id)) is not None:
+            wait((under_way,))
+
     def _start_in_thread(self, launch: Launch, grouped: Future[None], started: Future[None]) -> None:
         failure: BaseException | None = None
         try:
             self._mount_and_run(launch, grouped)
             # The guest has its own copies of the mounts by now: nobody waits while ours are taken away.
             started.set_result(None)
+            # Of the file system itself, so of the guest's mount, too: from now on what a guest syncs is on the host's disk. Only an agent
+            # that is killed within these few milliseconds leaves it otherwise.
+            syscalls.mount(None, str(launch.directory / UPPER), None, syscalls.MS_REMOUNT | DISK_FLAGS, "barrier")
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it, when nothing is mounted any more
             failure = error
         for name in (ROOT, UPPER):
             with contextlib.suppress(OSError):
                 syscalls.umount(str(launch.directory / name), syscalls.MNT_DETACH)
-        if failure is not None:
+        if failure is not None and not started.done():
             started.set_exception(failure)
 
     def _mount_and_run(self, launch: Launch, grouped: Future[None]) -> None:
@@ -241,7 +257,8 @@ class Crun:
         self._check_after_crash(launch.directory)
         device, fd = loopdisk.attach(launch.directory / DISK)
         try:
-            syscalls.mount(device, str(upper), "ext4", syscalls.MS_NODEV | syscalls.MS_NOATIME)
+            # A mount writes the superblock and, with barriers, waits for the host's disk: `_start_in_thread` turns them on meanwhile.
+            syscalls.mount(device, str(upper), "ext4", DISK_FLAGS, "nobarrier")
         finally:
             os.close(fd)
         files, work = upper / "upper", upper / "work"

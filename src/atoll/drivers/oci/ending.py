@@ -34,6 +34,7 @@ def end_processes(view: View, placement_id: str, *, strays: bool) -> None:
 
 def end_runtime(view: View, placement_id: str) -> None:
     """Remove the runtime's files and every mount below the placement's directory."""
+    view.runtime.let_go(placement_id)
     for path in view.runtime.state_paths(placement_id):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -90,6 +90,9 @@ class Runsc:
         for stub in processes.descendants(pid):
             processes.set_oom_score(stub, OWN_STUB_OOM_SCORE if stub in spared else STUB_OOM_SCORE)
 
+    def let_go(self, container_id: str) -> None:
+        """Nothing is left to be done when `start` returns."""
+
     def ask_to_end(self, container_id: str, pid: int) -> None:  # noqa: ARG002 - the port's
         subprocess.run(
             [str(self.binary), f"--root={self._root}", "kill", container_id, "TERM"],

@@ -69,6 +69,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def let_go(self, container_id: str) -> None:
+        """Wait until nothing is under way here for this container: what `start` has left to be done behind it."""
+        ...
+
     def ask_to_end(self, container_id: str, pid: int) -> None:
         """Tell the guest to end by itself; it may not listen."""
         ...
