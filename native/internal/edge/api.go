@@ -85,6 +85,7 @@ func (e *Edge) serveAPI(w http.ResponseWriter, r *http.Request) {
 			x.abort()
 		}
 		e.metrics.apiFailed.Add(1)
+		part(w, r)
 		e.explainControl(w, r, err)
 		return
 	}

@@ -19,6 +19,8 @@ type oneBody struct {
 	shared     bool // other requests use the connection at the same time
 	touched    atomic.Bool
 	ended      atomic.Bool // nothing more is to come, so nobody waits for it
+	end        chan struct{}
+	once       sync.Once
 
 	mu          sync.Mutex
 	interrupted bool
@@ -30,6 +32,7 @@ func (b *oneBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
 		b.ended.Store(true)
+		b.once.Do(func() { close(b.end) })
 	}
 	return n, err
 }
@@ -98,11 +101,21 @@ func (x *exchange) abort() {
 // A client whose request is not wanted to its end has so long to notice, before its connection is closed.
 const lingering = 5 * time.Second
 
+// An answer can be over before the transport has read that the request is.
+const lastWords = 20 * time.Millisecond
+
 // finish must be called before the handler returns.
 func (x *exchange) finish() {
 	body := x.body()
 	if body == nil {
 		return
+	}
+	if x.delivered && x.in.ProtoMajor == 1 && !body.ended.Load() {
+		// The transport is about to read the end of it. If the server did, it would close the connection (see part).
+		select {
+		case <-body.end:
+		case <-time.After(lastWords):
+		}
 	}
 	body.mu.Lock()
 	if !body.over && !body.interrupted && !body.ended.Load() && x.in.ProtoMajor == 1 {
@@ -113,6 +126,30 @@ func (x *exchange) finish() {
 	if conn := x.conn.Swap(nil); conn != nil {
 		conn.Unwatch(&x.broken)
 	}
+}
+
+// What is left of a request to which the edge itself answers is read, when it is small and so on its way already.
+const (
+	remainderMax  = 64 << 10
+	remainderTime = time.Second
+)
+
+// part makes the client's connection fit for its next request, or says that it is not. It must be called before the edge
+// answers for itself to a request that was sent on its way: in full duplex the server does not read the rest of a request
+// before it answers, and when it reads it afterwards it meets its own background read and closes the connection without
+// a word, under the client's next request. Source: net/http of Go 1.26, finishRequest and connReader.
+func part(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody {
+		return
+	}
+	controller := http.NewResponseController(w)
+	if 0 <= r.ContentLength && r.ContentLength <= remainderMax {
+		_ = controller.SetReadDeadline(time.Now().Add(remainderTime))
+		if _, err := io.Copy(io.Discard, r.Body); err == nil {
+			return
+		}
+	}
+	w.Header().Set("Connection", "close")
 }
 
 // share says that the request goes over a connection that carries others: the transport then watches it itself.

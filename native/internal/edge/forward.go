@@ -35,6 +35,8 @@ type exchange struct {
 	conn   atomic.Pointer[node.Conn]
 	broken func()
 
+	delivered bool // the answer came from behind the edge, and is the client's
+
 	mu       sync.Mutex
 	answered bool // the final head is being written: no more 1xx
 }
@@ -58,7 +60,7 @@ func newExchange(ctx context.Context, w http.ResponseWriter, r *http.Request, to
 		Got1xxResponse: x.interim, GotConn: x.watch,
 	}))
 	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
-		x.out.Body = &oneBody{ReadCloser: r.Body, controller: http.NewResponseController(w)}
+		x.out.Body = &oneBody{ReadCloser: r.Body, controller: http.NewResponseController(w), end: make(chan struct{})}
 		// The map is shared on purpose: the server fills in the values when the body has ended, the transport reads
 		// them then.
 		x.out.Trailer = r.Trailer
@@ -127,6 +129,7 @@ func (x *exchange) deliver(response *http.Response) {
 	if err := x.pour(response); err != nil {
 		x.abort()
 	}
+	x.delivered = true
 	_ = response.Body.Close() // fills in the trailers
 	if len(response.Trailer) == 0 {
 		return

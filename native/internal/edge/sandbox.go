@@ -22,11 +22,13 @@ func (e *Edge) serveSandbox(w http.ResponseWriter, r *http.Request, t target) {
 	found, refusal := e.resolve(r.Context(), t.sandboxID, clientAddress(r))
 	// Two rounds at most: what could not be reached is asked about once, and tried again only where control says
 	// something new.
+	carried := false
 	for attempt := 0; refusal == nil; attempt++ {
 		if refusal = admit(found.route, r, t); refusal != nil {
 			break
 		}
 		var retry bool
+		carried = true
 		refusal, retry = e.carry(w, r, t, found)
 		if refusal == nil {
 			return
@@ -45,6 +47,9 @@ func (e *Edge) serveSandbox(w http.ResponseWriter, r *http.Request, t target) {
 		found, refusal = fresh, nil
 	}
 	e.metrics.refused(refusal.Code)
+	if carried {
+		part(w, r)
+	}
 	refusal.write(w, r)
 }
 
