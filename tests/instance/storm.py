@@ -25,6 +25,7 @@ from tests.instance.survival import Client, kill, look, problems
 COUNTER = "n=0; while true; do n=$((n+1)); echo $n; echo $n > /tmp/next && mv /tmp/next /tmp/count; sleep 0.2; done"
 ROOM = 20
 """So many sandboxes of this storm may live; the machine has CPU for some more."""
+YOUNG_S = 10.0
 WEATHER = (SandboxException, ServiceBusyException, httpx.HTTPError, NetworkError, ProtocolError, TimeoutException)
 """What a client may meet while programs die. Anything else is a fault of ours or of the test."""
 
@@ -48,6 +49,8 @@ class Storm:
     met: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
     lies: list[str] = field(default_factory=list)
+    """Living sandboxes that were said to be gone."""
+    _seen_since: dict[str, float] = field(default_factory=dict)
     bugs: list[BaseException] = field(default_factory=list)
 
     def run(self) -> None:
@@ -114,10 +117,14 @@ class Storm:
                     self.client.kill(sandbox.sandbox_id)
 
     def _make_room(self) -> None:
-        """End what was made though its client was never told: nobody else will before its timeout."""
+        """End what was made though its client was never told: nobody else will before its timeout.
+
+        What is young may be on its way to its client.
+        """
         with self._tolerant("make room"):
-            if len(living := self.client.living()) > ROOM:
-                for sandbox_id in set(living) - set(self.known):
+            for sandbox_id in self.client.living():
+                since = self._seen_since.setdefault(sandbox_id, time.monotonic())
+                if sandbox_id not in self.known and time.monotonic() - since > YOUNG_S:
                     self.client.kill(sandbox_id)
 
     @contextlib.contextmanager

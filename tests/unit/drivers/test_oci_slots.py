@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from atoll.drivers.oci import slots as module
 from atoll.drivers.oci.config import Names
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.slots import SlotPool
@@ -16,7 +17,7 @@ class PaperWorks:
 
     def __init__(self):
         self.made, self.removed, self.assigned = 0, [], []
-        self.refuse = 0
+        self.refuse = self.looks = 0
         self.torn_down = self.closed = False
 
     def set_up(self):
@@ -37,6 +38,10 @@ class PaperWorks:
 
     def drop_orphans(self):
         pass
+
+    def mend(self):
+        self.looks += 1
+        return False
 
     def forget_retired(self):
         pass
@@ -137,3 +142,17 @@ async def test_an_abandoned_pool_closes_its_descriptors_and_touches_nothing():
         os.fstat(slot.namespace_fd)
     assert not works.removed
     assert not works.torn_down
+
+
+async def test_the_table_is_looked_at_now_and_then(monkeypatch):
+    monkeypatch.setattr(module, "GUARD_S", 0.01)
+    works = PaperWorks()
+    pool = SlotPool(Names("abcdefgh"), subnet=0, size=1, works=lambda: works)
+    await pool.open()
+    async with asyncio.timeout(5):
+        while works.looks < 3:
+            await asyncio.sleep(0.01)
+    await pool.close()
+    seen = works.looks
+    await asyncio.sleep(0.05)
+    assert works.looks == seen

@@ -19,7 +19,7 @@ NOFILE_MIN: Final = 8192
 
 _NETWORK_FIXES: Final = {
     "net.firewall": "let that chain accept what comes from and goes to this instance's interfaces (at...), or guests reach no public address",
-    "net.nft": "restart the agent: it writes the table again; something on this host removes it (firewalld, a script with `nft flush ruleset`)",
+    "net.nft": "the agent writes it again within seconds; find out what on this host removes it (firewalld, a script with `nft flush ruleset`)",
     "net.gateway": "restart the agent: it makes the device again",
     "net.forwarding": "sysctl net.ipv4.ip_forward=1, and see what sets it to 0",
     "net.slots": "the detail names the kernel's answer; veth and nftables must be available",

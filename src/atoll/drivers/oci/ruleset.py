@@ -28,7 +28,9 @@ CLOSED: Final = (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
     "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
 )  # fmt: skip
-SETS: Final = ("slots", "open4", "allow4", "deny4")
+EGRESS_SETS: Final = ("open4", "allow4", "deny4")
+"""What slots may reach beyond the closed ranges; their keys begin with the slot's address."""
+SETS: Final = ("slots", *EGRESS_SETS)
 """The sets whose elements belong to single slots."""
 CONNECTIONS_PER_SLOT_MAX: Final = 16_384
 """The kernel's table of connections is shared by all guests: one of them must not fill it."""

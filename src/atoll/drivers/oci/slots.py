@@ -21,10 +21,15 @@ from atoll.base.errors import Refused
 from atoll.drivers.oci.config import Names
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.slotworks import Slot, SlotWorks, gateway_of
+from atoll.telemetry import events
+from atoll.telemetry.log import get_logger
 
 T = TypeVar("T")
 
+log = get_logger()
+
 LATE_LOOKS_S: Final = (0.5, 2.0, 10.0)
+GUARD_S: Final = 2.0
 REFILL_DELAY_S: Final = 0.25
 REFILL_PAUSE_S: Final = 0.1
 REFILL_PAUSE_S_MAX: Final = 10.0
@@ -65,6 +70,7 @@ class SlotPool:
     ) -> None:
         """`works` makes what works on the machine, in place of the real one."""
         self.gateway_address = gateway_of(subnet)
+        self.table = names.table
         self._make_works = works or (lambda: SlotWorks(names, subnet=subnet, closed=closed, mtu=mtu))
         self._size = size
         self._ready: collections.deque[Slot] = collections.deque()
@@ -98,6 +104,7 @@ class SlotPool:
         state.tasks = [
             asyncio.create_task(self._fill(), name="slot pool: fill"),
             asyncio.create_task(self._late_orphans(), name="slot pool: orphans"),
+            asyncio.create_task(self._guard(), name="slot pool: guard"),
         ]
 
     async def close(self) -> None:
@@ -213,6 +220,14 @@ class SlotPool:
             await asyncio.sleep(pause_s)
             with contextlib.suppress(OSError):
                 await self._end(self._need().works.drop_orphans)
+
+    async def _guard(self) -> None:
+        """Without our table guests would reach whatever this machine does: look now and then that it is there."""
+        while True:
+            await asyncio.sleep(GUARD_S)
+            with contextlib.suppress(OSError):
+                if await self._end(self._need().works.mend):
+                    log.error(events.FIREWALL_MENDED, what=self.table)
 
     def _close_fd(self, slot: Slot) -> None:
         if self._held.pop(slot.number, None) is not None:

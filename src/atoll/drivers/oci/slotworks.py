@@ -3,6 +3,8 @@
 A slot is a network namespace that a descriptor holds, a veth pair into it, an address with a route, and elements of nftables sets.
 An interface appears before its elements and goes before them, so elements without an interface are orphans: `drop_orphans` deletes
 those, whoever left them. Slot numbers go round 1..65,000, so an address comes back late; its connections are forgotten before.
+Others change this machine's firewall, too (`nft flush ruleset` is how many a script begins): what slots may reach is remembered, and a
+table that is gone is written again, by `mend` and by whoever meets it first.
 """
 
 from __future__ import annotations
@@ -74,6 +76,10 @@ class SlotWorks:
         self._next = random.randrange(1, SLOTS_MAX)
         self._nft = Nft()
         self._route = Socket()
+        self._writing = threading.RLock()
+        """Around what reads the machine and then writes the table, so that no change falls in between."""
+        self._opened: dict[str, str] = {}
+        """address → commands that open what its slot may reach."""
         self._retiring = threading.Lock()
         self._retired: set[str] = set()
         """Addresses whose connections are not forgotten yet."""
@@ -93,6 +99,7 @@ class SlotWorks:
             IP_FORWARD.write_text("1")
         # What an earlier run had ready and nobody took: its namespaces end with it, their interfaces a moment later.
         self._route.batch([links.delete_link(self.names.link(number)) for number, owner in self.existing().items() if not owner])
+        self._remember_opened()
         self._write_table()
 
     def tear_down(self) -> None:
@@ -120,16 +127,40 @@ class SlotWorks:
         return found.index
 
     def _write_table(self) -> None:
-        """Write the table anew, in one transaction with the elements of the slots that still exist."""
-        kept = ""
-        if self.names.table in self._nft.tables():
-            present = {self.address(number) for number in self.existing()}
-            for name in ruleset.SETS:
-                with contextlib.suppress(NftError):  # an older table may lack a set
-                    texts = [ruleset.element_text(element) for element in self._nft.elements(self.names.table, name)]
-                    kept += ruleset.keep_elements(self.names, name, (text for text in texts if present & set(text.split(" . "))))
-        table = ruleset.table_text(self.names, subnet=f"10.{64 + self._subnet}.0.0/16", gateway=self.gateway_address, closed=self._closed)
-        self._nft.run(table + kept)
+        """Write the table anew, in one transaction with the elements of the slots that exist."""
+        with self._writing:
+            present = {self.address(number): self.names.link(number) for number in self.existing()}
+            slots = ruleset.slot_elements(self.names, "add", ((link, address) for address, link in present.items()))
+            opened = "".join(commands for address, commands in self._opened.items() if address in present)
+            subnet = f"10.{64 + self._subnet}.0.0/16"
+            table = ruleset.table_text(self.names, subnet=subnet, gateway=self.gateway_address, closed=self._closed)
+            self._nft.run(table + slots + opened)
+
+    def _remember_opened(self) -> None:
+        """What an earlier run let its slots reach, as the table has it."""
+        for name in ruleset.EGRESS_SETS:
+            with contextlib.suppress(NftError):  # there is no table, or an older one that lacks a set
+                for text in map(ruleset.element_text, self._nft.elements(self.names.table, name)):
+                    address = text.partition(" . ")[0]
+                    self._opened[address] = self._opened.get(address, "") + ruleset.keep_elements(self.names, name, [text])
+
+    def mend(self) -> bool:
+        """Write the table again if somebody has removed it; whether that was so."""
+        with self._writing:
+            if self.names.table in self._nft.tables():
+                return False
+            self._write_table()
+            return True
+
+    def _change(self, commands: str) -> None:
+        """Change elements. *Errors*: NftError."""
+        with self._writing:
+            try:
+                self._nft.run(commands)
+            except NftError:
+                if not self.mend():
+                    raise
+                self._nft.run(commands)
 
     # -- one slot
 
@@ -157,7 +188,7 @@ class SlotWorks:
                 self._route.ask(links.add_veth(near, far, fd, mtu=self._mtu))
                 self._wire_host(link, address, far.mac)
                 self._wire_guest(inner, address)
-            self._nft.run(ruleset.slot_elements(self.names, "add", [(link, address)]))
+            self._change(ruleset.slot_elements(self.names, "add", [(link, address)]))
         except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):
@@ -197,12 +228,15 @@ class SlotWorks:
         """Write the placement's name on the slot's interface, then open its egress."""
         self._route.ask(links.set_alias(slot.link, placement_id))
         if opened := ruleset.egress_elements(self.names, "add", slot.address, egress):
-            self._nft.run(opened)
+            with self._writing:
+                self._opened[slot.address] = opened
+                self._change(opened)
 
     def remove(self, number: int, address: str) -> None:
         """Remove interface and elements. The address is not used again before its connections are forgotten."""
         with Socket() as route:
             route.ask(links.delete_link(self.names.link(number)))
+        self._opened.pop(address, None)
         self.drop_orphans()
         with self._retiring:
             self._retired.add(address)
@@ -215,7 +249,14 @@ class SlotWorks:
 
         Elements are read first: an interface appears before its elements, so one that is found without an interface has lost it.
         """
-        found = [(name, text) for name in ruleset.SETS for text in map(ruleset.element_text, self._nft.elements(self.names.table, name))]
+        try:
+            found = [
+                (name, text) for name in ruleset.SETS for text in map(ruleset.element_text, self._nft.elements(self.names.table, name))
+            ]
+        except NftError:
+            if self.mend():
+                return
+            raise
         present = {self.address(number) for number in self.existing()}
         doomed = "".join(ruleset.drop_elements(self.names, name, [text]) for name, text in found if not present & set(text.split(" . ")))
         if doomed:
