@@ -130,3 +130,21 @@ def test_kills_for_lack_of_memory_are_counted(tmp_path, version, name, text):
 def test_a_container_sees_its_own_groups_only():
     assert cgroups.own_views(V2, "p/x") == (("/cg/p/x", ""),)
     assert cgroups.own_views(V1, "p/x") == (("/cg/memory/p/x", "memory"), ("/cg/pids/p/x", "pids"), ("/cg/cpu/p/x", "cpu"))
+
+
+def test_the_groups_that_a_process_is_in():
+    one = Layout(1, (("memory", Path("/c/memory")), ("cpu", Path("/c/cpu,cpuacct")), ("systemd", Path("/c/systemd"))))
+    text = "3:cpu,cpuacct:/a/b\n2:memory:/\n1:name=systemd:/init.scope\n0::/elsewhere\n"
+    assert cgroups.own_places(one, text) == [Path("/c/memory"), Path("/c/cpu,cpuacct/a/b"), Path("/c/systemd/init.scope")]
+    two = Layout(2, (("", Path("/c")),))
+    assert cgroups.own_places(two, "0::/system.slice/atoll.service\n") == [Path("/c/system.slice/atoll.service")]
+    assert cgroups.own_places(two, "2:memory:/x\n") == []
+
+
+def test_expecting_moves_moves_nothing(tmp_path):
+    """Wherever it is tried, with or without the right to."""
+    before = Path("/proc/self/cgroup").read_text()
+    cgroups.expect_moves(Layout(2, (("", tmp_path / "nowhere"),)))
+    with contextlib.suppress(FileNotFoundError):  # a machine without control groups
+        cgroups.expect_moves(cgroups.detect())
+    assert Path("/proc/self/cgroup").read_text() == before

@@ -84,6 +84,7 @@ class OciDriver:
         self._on_exit: OnExit | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._expecting: asyncio.Task[None] | None = None
         gvisor = config.runtime is RuntimeKind.RUNSC
         self._capabilities = Capabilities(
             name=f"oci-{config.runtime}",
@@ -168,10 +169,16 @@ class OciDriver:
     # -- life
 
     async def prepare(self, order: Order) -> None:
+        self._expect_start()
         async with self._lock(order.placement_id):
             rootfs = await self._image_of(order)
             if not await self._clear(order):
                 await self._prepare(order, rootfs)
+
+    def _expect_start(self) -> None:
+        """Whoever prepares will start soon, and a runtime's first step is to move into its control groups."""
+        if self._expecting is None or self._expecting.done():
+            self._expecting = self._spawn(self._blocking(lambda: cgroups.expect_moves(self._layout)), "expect moves")
 
     async def _clear(self, order: Order) -> bool:
         """True when the order's guest runs or is prepared already; else what an earlier start or run left of it has ended.
@@ -514,10 +521,11 @@ class OciDriver:
             if lock.users == 0:
                 self._locks.pop(placement_id, None)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"{self._capabilities.name}: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _blocking(self, work: Callable[[], T]) -> T:
         if self._threads is None:
