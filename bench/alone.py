@@ -40,6 +40,7 @@ from bench.product import ROOT, CannotMeasure, free_ports
 
 ROOM: Final = Vector(10_000_000, 10_000_000, 100_000_000, 100_000)
 START_S: Final = 60.0
+CLIENTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Pair:
     """A control and its agent."""
 
     url: str
-    key: str
+    keys: tuple[str, ...]
+    """Of as many clients: each has a limit of requests a second of its own."""
     control: int
     agent: int
 
@@ -68,9 +70,9 @@ async def pair() -> AsyncIterator[Pair]:
     try:
         for command in (["atoll.programs.control_main"], ["bench.alone", str(home)]):
             running.append(_start(command, environment, log))
-        made = Pair(config.control_url, key, running[0].pid, running[1].pid)
-        await _until_healthy(made, home)
-        yield made
+        await _until_healthy(config.control_url, key, home)
+        keys = await _keys(config.control_url, key)
+        yield Pair(config.control_url, keys, running[0].pid, running[1].pid)
     finally:
         for process in reversed(running):
             process.terminate()
@@ -84,12 +86,21 @@ def _start(command: list[str], environment: Mapping[str, str], log: IO[bytes]) -
     return subprocess.Popen(whole, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-async def _until_healthy(made: Pair, home: Path) -> None:
+async def _keys(url: str, operator: str) -> tuple[str, ...]:
+    async with aiohttp.ClientSession(headers={"X-API-KEY": operator}) as session:
+        found = []
+        for number in range(CLIENTS):
+            async with session.post(f"{url}/v1/keys", json={"name": f"bench-{number}"}) as answer:
+                found.append((await answer.json())["secret"])
+        return tuple(found)
+
+
+async def _until_healthy(url: str, key: str, home: Path) -> None:
     deadline = time.monotonic() + START_S
-    async with aiohttp.ClientSession(headers={"X-API-KEY": made.key}) as session:
+    async with aiohttp.ClientSession(headers={"X-API-KEY": key}) as session:
         while time.monotonic() < deadline:
             with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(f"{made.url}/v1/status") as answer:
+                async with session.get(f"{url}/v1/status") as answer:
                     if answer.status == 200 and (await answer.json())["hosts"]["healthy"]:
                         return
             await asyncio.sleep(0.1)

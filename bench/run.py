@@ -71,7 +71,11 @@ async def _measure(options: argparse.Namespace, console: Console) -> tuple[dict[
             world = World(api, bare, options.quick, lambda text: console.print(f"[dim]{text}[/dim]"))
             for part in wanted:
                 world.say(f"{part.name}: {part.about}")
-                finding = await part.measure(world)
+                try:
+                    finding = await part.measure(world)
+                except product.CannotMeasure as error:
+                    # What has been measured before is worth keeping.
+                    finding = Finding(part.name, part.about, [], notes=[f"Not measured: {error}"])
                 finding.notes.append(f"Load average afterwards: {report.load()}.")
                 report.table(console, finding)
                 findings.append(finding)

@@ -56,17 +56,18 @@ async def measure(world: World) -> Finding:
 
 async def _pairs(pair: alone.Pair, sample: Sample, number: int, count: int) -> None:
     left = iter(range(count))
-    async with aiohttp.ClientSession(headers={"X-API-KEY": pair.key}) as session:
+    async with aiohttp.ClientSession() as session:
 
-        async def worker() -> None:
+        async def worker(index: int) -> None:
+            headers = {"X-API-KEY": pair.keys[index % len(pair.keys)]}
             for _ in left:
                 began = time.perf_counter()
-                async with session.post(f"{pair.url}/v1/sandboxes", json={"timeoutSeconds": 600}) as answer:
+                async with session.post(f"{pair.url}/v1/sandboxes", json={"timeoutSeconds": 600}, headers=headers) as answer:
                     body = await answer.json()
                 if answer.status != 201:
                     raise CannotMeasure(f"a create was answered with {answer.status}: {body}")
                 sample.add(time.perf_counter() - began)
-                async with session.delete(f"{pair.url}/v1/sandboxes/{body['id']}") as answer:
+                async with session.delete(f"{pair.url}/v1/sandboxes/{body['id']}", headers=headers) as answer:
                     await answer.read()
 
-        await asyncio.gather(*(worker() for _ in range(number)))
+        await asyncio.gather(*(worker(index) for index in range(number)))
