@@ -24,7 +24,7 @@ def gone(one: Instance, sandbox: str) -> bool:
 def small(fresh: Callable[[], Instance], tmp_path: Path) -> Iterator[Instance]:
     """An instance on a disk of its own, of 3 GiB."""
     one = fresh()
-    image = one.home.with_suffix(".disk")
+    image = one.home.with_name(f"{one.home.name}.disk")
     with image.open("wb") as file:
         file.truncate(3 << 30)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
