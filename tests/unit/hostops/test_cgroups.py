@@ -1,5 +1,6 @@
 """What limits mean on each version of control groups: golden writes, since no machine here has both."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
