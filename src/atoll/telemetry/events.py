@@ -55,6 +55,9 @@ ROUTES_FOLLOWED: Final = "routes.followed"
 TEMPLATE_REGISTERED: Final = "template.registered"
 TEMPLATE_REFUSED: Final = "template.refused"
 
+# what libraries say
+LIBRARY_SPOKE: Final = "library.spoke"
+
 # requests
 REQUEST_DONE: Final = "request.done"
 REQUEST_FAILED: Final = "request.failed"

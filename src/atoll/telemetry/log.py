@@ -1,6 +1,7 @@
 """Logs: one JSON object a line on standard error, with no secret in it.
 
-Theory of operation. `configure` is called once by each program. Lines of other libraries (uvicorn, alembic) go through the same chain.
+Theory of operation. `configure` is called once by each program. Lines of other libraries go through the same chain: what they say is the
+`message` of one event of ours, and their INFO (uvicorn's greetings, each step of alembic) is left out, since our own lines say the same.
 A value of type `Secret` has no way out (its repr is `***`); beyond that, a field whose name says that it holds a secret is masked, so
 that a mistake in a caller shows stars instead of a key.
 """
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any, Final, TextIO, cast
 
 from atoll.base.secret import Secret
+from atoll.telemetry.events import LIBRARY_SPOKE
 from atoll.telemetry.keys import ALWAYS
 
 if "rich" in sys.modules:
@@ -31,6 +33,8 @@ MASK: Final = "***"
 _SECRET_NAMES: Final = ("token", "secret", "password", "authorization", "credential", "api_key", "access_key", "private_key")
 _SECRET_ALLOWED: Final = ("_digest", "_hint", "_version", "_ref", "_id", "_sha256")
 _DEPTH_MAX: Final = 6
+_TALKATIVE: Final = ("uvicorn", "alembic", "httpx", "httpcore", "aiohttp.access", "asyncio", "opentelemetry", "urllib3")
+"""Libraries whose INFO is one line a request, or says what a line of ours says."""
 
 
 def _is_secret_name(name: str) -> bool:
@@ -58,6 +62,13 @@ def _redact_line(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> 
     return cast("MutableMapping[str, Any]", redact(dict(line)))
 
 
+def _as_ours(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A library's line under our event name: its text is a sentence that changes, and nobody could search or alert by it."""
+    line["message"] = line["event"]
+    line["event"] = LIBRARY_SPOKE
+    return line
+
+
 def _order(process: str) -> structlog.typing.Processor:
     def order(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         line["process"] = process
@@ -82,7 +93,7 @@ def configure(process: str, level: str = "info", *, stream: TextIO | None = None
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*chain, structlog.stdlib.add_logger_name],
+            foreign_pre_chain=[*chain, structlog.stdlib.add_logger_name, _as_ours],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 _order(process),
@@ -93,8 +104,7 @@ def configure(process: str, level: str = "info", *, stream: TextIO | None = None
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Their INFO is one line a request; ours is written by the API with our field names.
-    for noisy in ("uvicorn.access", "httpx", "httpcore", "aiohttp.access", "asyncio"):
+    for noisy in _TALKATIVE:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*chain, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -43,10 +43,19 @@ def test_no_way_out_for_a_secret(lines) -> None:
 def test_lines_of_libraries_look_the_same(lines) -> None:
     logging.getLogger("uvicorn.error").warning("port %s is slow", 3000)
     (line,) = lines()
-    assert line["event"] == "port 3000 is slow"
+    assert line["event"] == events.LIBRARY_SPOKE
+    assert line["message"] == "port 3000 is slow"
     assert line["logger"] == "uvicorn.error"
     assert line["level"] == "warning"
     assert line["process"] == "control"
+
+
+@pytest.mark.parametrize("library", ["uvicorn", "uvicorn.error", "uvicorn.access", "alembic.runtime.migration", "httpx"])
+def test_what_libraries_say_in_passing_is_left_out(lines, library) -> None:
+    logging.getLogger(library).info("Running upgrade 0001 -> 0002")
+    assert lines() == []
+    logging.getLogger(library).warning("careful")
+    assert [line["message"] for line in lines()] == ["careful"]
 
 
 def test_levels_are_kept(lines) -> None:
