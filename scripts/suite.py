@@ -58,10 +58,11 @@ REST: Final = (
     _tests("store", "tests/store", workers="auto"),
     _tests("agent", "tests/agent", workers="auto"),
     _tests("sim", "tests/sim", workers="auto"),
-    # Real runtimes and real instances: one at a time, or they would measure each other.
+    # Real runtimes: one at a time, or they would measure each other.
     _tests("conformance", "tests/conformance"),
     _tests("e2e", "tests/e2e"),
-    _tests("instance", "tests/instance"),
+    # Each file has instances of its own, and waits more than it computes.
+    _tests("instance", "tests/instance", workers="3"),
     _tests("regressions", "tests/regressions"),
 )
 GROUPS: Final = {"check": CHECK, "test": (*CHECK, *REST), "long": (*CHECK, *REST)}

@@ -44,7 +44,9 @@ def tests(name: str, directories: Sequence[str], *, workers: str, full: bool) ->
     report = Path("build") / "reports" / f"{name}.xml"
     report.unlink(missing_ok=True)
     selection = [] if full else ["-m", "not long"]
-    command = [str(BIN / "pytest"), *present, *selection, "-n", workers, "-q", f"--junitxml={report}", "--durations=5", "--durations-min=5"]
+    # By files, since what a file shares (an instance, a database) takes longer to make than its tests.
+    spread = ["-n", workers, "--dist", "loadfile" if workers.isdecimal() else "load"]
+    command = [str(BIN / "pytest"), *present, *selection, *spread, "-q", f"--junitxml={report}", "--durations=5", "--durations-min=5"]
     matrices = {"ATOLL_TEST_MATRICES": "full" if full else "sampled"}
     ended = subprocess.run(command, check=False, env=environment() | matrices)
     counts = _read(report) if report.exists() else Counts()
