@@ -51,7 +51,8 @@ def fill(one: Instance, *, leave_mib: int) -> None:
     assert free_mib <= leave_mib + 16
 
 
-@pytest.mark.parametrize("leave_mib", [0, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("leave_mib", [0, 100])
 def test_a_full_disk(small: Instance, leave_mib: int) -> None:
     small.run("up", "--no-demo")
     sandbox = small.create()
