@@ -81,16 +81,19 @@ def test_doctor_names_each_check_and_the_isolation(instance: Instance) -> None:
 
 
 def test_programs_run_as_who_they_should(instance: Instance) -> None:
-    def status(name: str) -> dict[str, str]:
-        lines = (FROM / str(instance.pid(name)) / "status").read_text().splitlines()
+    def status(pid: int | str | None) -> dict[str, str]:
+        lines = (FROM / str(pid) / "status").read_text().splitlines()
         return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
-    for name in ("control", "edge"):
-        assert status(name)["Uid"].split()[0] != "0"
-        assert int(status(name)["CapEff"], 16) == 0
-        assert status(name)["NoNewPrivs"] == "1"
-        assert b"e2b_" not in (FROM / str(instance.pid(name)) / "environ").read_bytes()
-    assert status("agent")["Uid"].split()[0] == "0"
+    agent = instance.pid("agent")
+    assert status(agent)["Uid"].split()[0] == "0"
+    children = (FROM / str(agent) / "task" / str(agent) / "children").read_text().split()
+    (resolver,) = [pid for pid in children if b"\0dns\0" in (FROM / pid / "cmdline").read_bytes()]
+    for pid in (instance.pid("control"), instance.pid("edge"), resolver):
+        assert status(pid)["Uid"].split()[0] != "0"
+        assert int(status(pid)["CapEff"], 16) == 0
+        assert status(pid)["NoNewPrivs"] == "1"
+        assert b"e2b_" not in (FROM / str(pid) / "environ").read_bytes()
     modes = {"secrets": 0o700, "control": 0o700, "agent": 0o700, "operator.key": 0o600}
     assert {name: stat.S_IMODE((instance.home / name).stat().st_mode) for name in modes} == modes
     for log in instance.layout.log.iterdir():

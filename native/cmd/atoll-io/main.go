@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -22,7 +23,8 @@ const usage = `usage: atoll-io COMMAND [options]
 
 commands:
   edge --config FILE                      serve the API and the sandboxes on one address
-  dns --listen ADDR:53 [--upstream IP:53] forward the guests' DNS questions
+  dns --listen ADDR:53 [--upstream IP:53] [--user NAME]
+                                          forward the guests' DNS questions
   version                                 print the version
 
 Options may be repeated or hold lists separated by commas where they name addresses.
@@ -33,6 +35,8 @@ ATOLL_LOG_LEVEL (debug, info, warn, error) sets what is logged, as JSON lines on
 var errUsage = errors.New("usage")
 
 func main() {
+	// What is asked of the kernel for this thread (to end with the parent) holds as long as the thread does.
+	runtime.LockOSThread()
 	tuneMemory()
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: logLevel()}))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
@@ -127,6 +131,7 @@ func runDNS(ctx context.Context, args []string, log *slog.Logger) error {
 	flags.StringVar(&config.ResolvConf, "resolv-conf", "/etc/resolv.conf", "`FILE` with the resolvers, read again as it changes")
 	admin := flags.String("admin", "", "loopback `ADDR:PORT` for /healthz and /metrics")
 	flags.IntVar(&config.Limits.PerClient, "per-client", 0, "open questions of one address (default 64)")
+	account := flags.String("user", "", "`NAME` to become once the addresses are bound")
 	if err := flags.Parse(args); err != nil {
 		return errUsage
 	}
@@ -146,6 +151,12 @@ func runDNS(ctx context.Context, args []string, log *slog.Logger) error {
 			return err
 		}
 		defer stop()
+	}
+	if *account != "" {
+		if err := become(*account); err != nil {
+			forwarder.Close()
+			return err
+		}
 	}
 	return forwarder.Run(ctx)
 }

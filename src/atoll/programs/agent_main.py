@@ -23,7 +23,7 @@ from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.programs import instance
 from atoll.programs.clock import SystemClock
-from atoll.programs.layout import Layout, bin_directory, cache_directory, layout_of
+from atoll.programs.layout import USER, Layout, bin_directory, cache_directory, layout_of
 from atoll.programs.settling import settle_down
 from atoll.telemetry import events
 from atoll.telemetry.log import configure, get_logger
@@ -99,7 +99,7 @@ def agent_config(place: Layout, config: instance.Config) -> AgentConfig:
         control_url=config.control_url,
         facts=read_facts(place.agent),
         agent_version=version("atoll"),
-        resolver=(str(bin_directory() / "atoll-io"), "dns"),
+        resolver=(str(bin_directory() / "atoll-io"), "dns", "--user", USER),
     )
 
 
