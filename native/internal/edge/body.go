@@ -161,7 +161,9 @@ func (x *exchange) share() {
 
 // watch is told which connection the request goes over.
 func (x *exchange) watch(got httptrace.GotConnInfo) {
-	if conn, ok := got.Conn.(*node.Conn); ok && x.body() != nil && !x.body().shared {
+	conn, ok := got.Conn.(*node.Conn)
+	x.over.Store(conn)
+	if ok && x.body() != nil && !x.body().shared {
 		if old := x.conn.Swap(conn); old != nil {
 			old.Unwatch(&x.broken)
 		}

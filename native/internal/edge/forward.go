@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -34,6 +35,8 @@ type exchange struct {
 	// The connection is watched while it may break under a request whose body is still to come.
 	conn   atomic.Pointer[node.Conn]
 	broken func()
+
+	over atomic.Pointer[node.Conn] // the connection that the request went over last
 
 	delivered bool // the answer came from behind the edge, and is the client's
 
@@ -167,6 +170,11 @@ func (x *exchange) pour(response *http.Response) error {
 		return controller.Flush()
 	}
 	conn := connOf(x.in.Context())
+	if left >= divertFrom && conn != nil && x.in.ProtoMajor == 1 && response.ProtoMajor == 1 {
+		if to, ok := x.writer.(io.ReaderFrom); ok && x.over.Load() != nil {
+			return x.divert(to, response.Body, x.over.Load())
+		}
+	}
 	if conn == nil || x.in.ProtoMajor != 1 || left >= 0 {
 		return pump(response.Body, send)
 	}

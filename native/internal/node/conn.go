@@ -13,6 +13,7 @@ type Conn struct {
 	once      sync.Once
 	early     []byte // bytes that came together with a tunnel's handshake
 	watcher   atomic.Pointer[func()]
+	diversion atomic.Pointer[diverted]
 	closed    atomic.Bool
 }
 
@@ -59,6 +60,9 @@ func (c *Conn) Read(b []byte) (int, error) {
 			c.early = nil
 		}
 		return n, nil
+	}
+	if n, err, done := c.divert(b); done {
+		return n, err
 	}
 	return c.TCPConn.Read(b)
 }
