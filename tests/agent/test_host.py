@@ -117,8 +117,16 @@ asyncio.run(supervise(Child("x", (sys.executable, "-c", {inner!r})), clock=Clock
         pid = int(mark.read_text())
         agent.kill()
         await agent.wait()
-        while Path(f"/proc/{pid}").exists() and b"Z (" not in Path(f"/proc/{pid}/stat").read_bytes().replace(b") Z", b"Z ("):
+        while not ended(pid):
             await asyncio.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """Gone, or waited for by nobody."""
+    try:
+        return b") Z" in Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 async def test_a_child_of_an_agent_that_died_meanwhile_does_not_begin(tmp_path):

@@ -113,8 +113,9 @@ def _own_instance() -> Iterator[dict[str, str]]:
             print(f"atoll down failed, state is left in {home}:\n{down.stdout}\n{down.stderr}", file=sys.stderr)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def product() -> Iterator[Product]:
+    """The product under test. For every test: whichever is first, the SDKs find it in the environment."""
     with contextlib.ExitStack() as stack:
         if home := os.environ.get("ATOLL_E2E_HOME"):
             values = _exports(home)
