@@ -101,9 +101,6 @@ def team(**changes: Any) -> Team:
     values: dict[str, Any] = {
         "id": TeamId(fresh(Prefix.TEAM)),
         "name": f"team-{number}",
-        "max_sandboxes": 100,
-        "max_records": 1000,
-        "requests_per_s": 1000.0,
     }
     return Team(**{**values, **changes})
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.drivers.oci.config import RuntimeKind
 from bench.findings import Finding
-from bench.parts import alone, creates, deletes, dense, docker, idle, inside
+from bench.parts import alone, creates, deletes, dense, docker, idle, inside, placing
 from bench.world import World
 
 
@@ -34,5 +34,6 @@ PARTS: Final = (
     Part("deletes", "until answered, until gone", deletes.measure),
     Part("idle", "memory and CPU of what stands still", idle.measure),
     Part("dense", "200 small sandboxes", dense.measure),
+    Part("placing", "a host among ten thousand", placing.measure),
     Part("alone", "control and agent with a driver that does nothing", alone.measure),
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from atoll.control.loops.fencing import SKEW_S
+from atoll.domain.deployment import Deployment, DeploymentLimits
 from atoll.domain.host import LEASE_S, LOST_AFTER_S
 from tests.sim.world import Agent, Refusal, World
 
@@ -130,3 +133,41 @@ async def test_a_lost_host_is_said_so_and_ends_nothing(world: World, agent: Agen
     assert (await world.show(held))["conditions"] == []
     history = await world.history(held)
     assert history.count("sandbox.unreachable") == history.count("sandbox.reachable") == 1
+
+
+async def test_a_host_too_many_to_be_active_drains_until_there_is_a_place(world: World) -> None:
+    world.deployment = Deployment(deployment=DeploymentLimits(active_hosts=1))
+    await world.restart()
+    await world.agent()
+    await world.agent("second", token=await world.token("second"))
+    assert [(await host(world, name=name))["admin"] for name in ("local", "second")] == ["active", "draining"]
+    with pytest.raises(Refusal, match="ACTIVE_HOST_QUOTA") as refused:
+        await host(world, "activate", name="second")
+    assert refused.value.status == 409
+    assert (await host(world, "activate"))["admin"] == "active", "what is active stays so"
+    await host(world, "drain")
+    assert (await host(world, "activate", name="second"))["admin"] == "active"
+
+
+async def test_a_disabled_host_is_registered_no_more(world: World) -> None:
+    world.deployment = Deployment(deployment=DeploymentLimits(registered_hosts=1))
+    await world.restart()
+    await world.agent()
+    second = Agent(world, name="second")
+    with pytest.raises(Refusal, match="HOST_QUOTA"):
+        await second.enroll(await world.token("second"))
+    await host(world, "disable", off=True)
+    await second.enroll(await world.token("second"))
+    with pytest.raises(Refusal, match="HOST_QUOTA"):
+        await Agent(world).enroll(await world.token("local"))
+
+
+async def test_racing_enrolments_do_not_pass_the_quota(world: World) -> None:
+    world.deployment = Deployment(deployment=DeploymentLimits(registered_hosts=3, active_hosts=2))
+    await world.restart()
+    agents = [Agent(world, name=f"host-{n}") for n in range(8)]
+    tokens = [await world.token(one.name) for one in agents]
+    outcomes = await asyncio.gather(*(one.enroll(token) for one, token in zip(agents, tokens, strict=True)), return_exceptions=True)
+    assert sum(not isinstance(one, BaseException) for one in outcomes) == 3
+    listed = (await world.call("GET", "/v1/hosts")).json()["items"]
+    assert sorted(one["admin"] for one in listed) == ["active", "active", "draining"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from atoll.base.units import Vector
-from atoll.control.keys import TeamDefaults
-from atoll.planning.admission import DeploymentLimits
+from atoll.domain.deployment import ClientLimits, Deployment, DeploymentLimits, Rate, TeamLimits
+from atoll.store.tables import SANDBOXES
 from tests.sim.world import OPERATOR_KEY, Agent, Refusal, World, failing
 
 
@@ -102,11 +104,49 @@ async def test_e2b_s_header_is_the_same_key(world: World, agent: Agent) -> None:
     assert first.json()["sandboxID"] == again.json()["sandboxID"]
 
 
+async def test_a_request_s_digest_is_keyed(world: World, agent: Agent) -> None:
+    """Who reads the database must not be able to try out environment values against it."""
+    await world.accept(clientRequestId="r1", env={"PIN": "1234"})
+    first = await digest_of(world, "r1")
+    await world.accept(clientRequestId="r2", env={"PIN": "1234"})
+    assert await digest_of(world, "r2") != first, "another request"
+    assert re.fullmatch("[0-9a-f]{64}", first)
+    body = {"clientRequestId": "r1", "env": {"PIN": "1234"}, "wait": False}
+    assert (await world.call("POST", "/v1/sandboxes", json=body)).status_code == 202
+    (world.path / "secrets" / "token.key").write_text(base64.b64encode(b"k" * 32).decode())
+    await world.restart()
+    refused = await world.call("POST", "/v1/sandboxes", json=body)
+    assert refused.json()["error"]["code"] == "REQUEST_MISMATCH", "the digest does not depend on the key"
+
+
+async def digest_of(world: World, request_id: str) -> str:
+    found = await world.store.read(
+        lambda conn: conn.execute(sa.select(SANDBOXES.c.request_digest).where(SANDBOXES.c.request_id == request_id))
+    )
+    return str(found.scalar_one())
+
+
+async def test_a_request_of_before_keyed_digests_is_known_by_its_id(world: World, agent: Agent) -> None:
+    made = await world.accept(clientRequestId="r1")
+    await world.store.write(lambda conn: conn.execute(sa.update(SANDBOXES).values(request_digest=None)))
+    assert await world.accept(clientRequestId="r1", metadata={"what": "ever"}) == made
+
+
+async def test_racing_requests_of_one_id_make_one_sandbox(world: World, agent: Agent) -> None:
+    made = await asyncio.gather(*(world.accept(clientRequestId="r1") for _ in range(20)))
+    assert len(set(made)) == 1
+    others = await asyncio.gather(
+        *(world.create(clientRequestId="r1", wait=False, metadata={"n": "1"}) for _ in range(3)), return_exceptions=True
+    )
+    assert {one.code for one in others if isinstance(one, Refusal)} == {"REQUEST_MISMATCH"}
+    assert len((await world.call("GET", "/v1/sandboxes")).json()["items"]) == 1
+
+
 # Quotas.
 
 
 async def test_a_team_s_quota_counts_what_lives(world: World) -> None:
-    world.changes["teams"] = TeamDefaults(max_sandboxes=2)
+    world.deployment = Deployment(team=TeamLimits(sandboxes=2))
     await world.restart()
     key = await world.team("small")
     first = await world.create(key=key, wait=False)
@@ -120,7 +160,7 @@ async def test_a_team_s_quota_counts_what_lives(world: World) -> None:
 
 
 async def test_a_refused_request_leaves_no_record(world: World) -> None:
-    world.changes["teams"] = TeamDefaults(max_sandboxes=0)
+    world.deployment = Deployment(teams={"none": TeamLimits(sandboxes=0)})
     await world.restart()
     key = await world.team("none")
     assert await code_of(world.create(key=key, clientRequestId="r1")) == "TEAM_SANDBOX_QUOTA"
@@ -130,7 +170,7 @@ async def test_a_refused_request_leaves_no_record(world: World) -> None:
 
 
 async def test_racing_creates_do_not_pass_a_quota(world: World) -> None:
-    world.changes["teams"] = TeamDefaults(max_sandboxes=3)
+    world.deployment = Deployment(team=TeamLimits(sandboxes=3))
     await world.restart()
     key = await world.team("small")
     results = await asyncio.gather(*(world.create(key=key, wait=False) for _ in range(10)), return_exceptions=True)
@@ -138,14 +178,14 @@ async def test_racing_creates_do_not_pass_a_quota(world: World) -> None:
 
 
 async def test_the_deployment_has_a_quota_of_its_own(world: World) -> None:
-    world.changes["limits"] = DeploymentLimits(max_sandboxes=1)
+    world.deployment = Deployment(deployment=DeploymentLimits(sandboxes=1))
     await world.restart()
     await world.create(wait=False)
     assert await code_of(world.create(wait=False, key=await world.team("other"))) == "DEPLOYMENT_SANDBOX_QUOTA"
 
 
 async def test_too_many_requests_are_told_when_to_come_again(world: World) -> None:
-    world.changes["teams"] = TeamDefaults(requests_per_s=1.0, burst_s=3.0)
+    world.deployment = Deployment(client=ClientLimits(requests=Rate(1.0, burst=3)))
     await world.restart()
     key = await world.team("fast")
     answers = [await world.call("GET", "/sandboxes", key=key) for _ in range(5)]
@@ -154,6 +194,42 @@ async def test_too_many_requests_are_told_when_to_come_again(world: World) -> No
     world.clock.pass_s(2)
     assert (await world.call("GET", "/sandboxes", key=key)).status_code == 200
     assert (await world.call("GET", "/sandboxes")).status_code == 200, "another key is not slowed down"
+
+
+async def test_a_key_has_a_quota_of_its_own(world: World) -> None:
+    world.deployment = Deployment(client=ClientLimits(sandboxes=1))
+    await world.restart()
+    first, second = await world.team("two keys"), await world.team("two keys")
+    await world.create(key=first, wait=False)
+    assert await code_of(world.create(key=first, wait=False)) == "CLIENT_SANDBOX_QUOTA"
+    await world.create(key=second, wait=False)
+    refused = await world.call("POST", "/v1/sandboxes", key=first, json={"wait": False})
+    assert refused.status_code == 409
+
+
+async def test_records_have_quotas_of_team_and_deployment(world: World) -> None:
+    world.deployment = Deployment(team=TeamLimits(sandboxes=2, records=2), deployment=DeploymentLimits(sandboxes=3, records=3))
+    await world.restart()
+    first = await world.create(wait=False)
+    await world.release(first["id"])
+    await world.create(wait=False)
+    assert await code_of(world.create(wait=False)) == "RECORDS_QUOTA"
+    other = await world.team("others")
+    await world.create(key=other, wait=False)
+    assert await code_of(world.create(key=other, wait=False)) == "DEPLOYMENT_RECORDS_QUOTA"
+    e2b = await world.call("POST", "/v2/sandboxes", key=other, json={"templateID": "base"})
+    assert (e2b.status_code, e2b.headers["should-retry"], "retry-after" in e2b.headers) == (429, "false", False)
+
+
+async def test_rates_of_team_and_deployment(world: World) -> None:
+    world.deployment = Deployment(team=TeamLimits(requests=Rate(1.0, 3)), deployment=DeploymentLimits(requests=Rate(1.0, 1000)))
+    await world.restart()
+    keys = [await world.team("fast") for _ in range(2)]
+    statuses = [(await world.call("GET", "/v1/sandboxes", key=key)).status_code for key in keys * 2]
+    assert statuses == [200, 200, 200, 429]
+    refused = await world.call("GET", "/v1/sandboxes", key=keys[0])
+    assert (refused.json()["error"]["code"], refused.json()["error"]["detail"]["scope"]) == ("RATE_LIMITED", "team")
+    assert int(refused.headers["retry-after"]) >= 1
 
 
 # Walls.

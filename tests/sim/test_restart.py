@@ -71,7 +71,9 @@ async def test_deadlines_go_on_over_a_restart(world: World, agent: Agent) -> Non
     await world.stop()
     world.clock.pass_s(700)
     await world.start()
-    assert (await world.until(sandbox_id, "releasing"))["reason"] == "GUEST_BOOT_TIMEOUT"
+    removal = await agent.wanted()
+    assert (removal.kind, removal.reason) == ("ensure_absent", "START_TIMEOUT")
+    assert "sandbox.deadline_missed" in await world.history(sandbox_id)
 
 
 async def test_used_capacity_is_known_at_once(world: World, agent: Agent) -> None:

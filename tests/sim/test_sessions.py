@@ -9,6 +9,7 @@ import pytest
 
 from atoll.base.units import Vector
 from atoll.control.sessions import FRESH_S, LEASE_S
+from atoll.domain.deployment import Deployment, DeploymentLimits
 from atoll.domain.placement import Observed
 from atoll.store import hosts
 from atoll.wire import agent as wire
@@ -85,7 +86,7 @@ async def test_an_empty_host_may_enrol_again_and_its_old_credential_ends(world: 
 
 
 async def test_a_quota_limits_how_many_hosts_there_are(world: World) -> None:
-    world.changes["hosts_max"] = 1
+    world.deployment = Deployment(deployment=DeploymentLimits(registered_hosts=1))
     await world.restart()
     await world.agent()
     assert await refused(Agent(world, name="second").enroll(await world.token("second"))) == "HOST_QUOTA"

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from atoll.planning import placing
+from atoll.planning.fleet import Fleet
 from atoll.testing.sim import checks
 from atoll.testing.sim.world import Plan, simulate
 
@@ -22,8 +23,8 @@ def test_fate_breaks_no_promise(seed: int) -> None:
 
 
 def test_a_scheduler_that_grants_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "refusal", lambda _host, *, used, need: None)
-    monkeypatch.setattr(placing, "objections", lambda _advert, _spec, *, now: [])
+    monkeypatch.setattr(placing, "refusal", lambda _host, _spec, *, used: None)
+    monkeypatch.setattr(Fleet, "choose", lambda self, _spec, **_: next((advert.host.id for advert in self.adverts()), None))
     with pytest.raises(checks.Violated, match="has granted more"):
         for seed in range(20):
             simulate(seed, Plan(hosts=1, clients=8, fate_s=60.0, faults_every_s=1e6))

@@ -27,9 +27,9 @@ from atoll.base.ids import Prefix, new_id
 from atoll.base.units import Vector
 from atoll.control.compose import Control, ControlSettings
 from atoll.domain.command import Kind
+from atoll.domain.deployment import DEFAULT_CLASSES, Deployment, WorkloadClass
 from atoll.domain.placement import Observed
 from atoll.domain.tenancy import key_digest
-from atoll.planning.resolve import CLASSES, WorkloadClass
 from atoll.store import facts, hosts
 from atoll.wire import agent as wire
 from tests.builders import IMAGE
@@ -45,7 +45,7 @@ IMPATIENT = WorkloadClass(name="impatient", create_patience_s=0.3)
 """For creates that find no room; one that should succeed on a busy machine needs BRISK."""
 BRISK = WorkloadClass(name="brisk", create_patience_s=4.0)
 HOPELESS = WorkloadClass(name="hopeless", no_capacity_s=0.2, create_patience_s=20.0)
-SLOW_GUEST = WorkloadClass(name="slow-guest", guest_ready_s=1.0)
+SLOW_GUEST = WorkloadClass(name="slow-guest", guest_ready_s=1.0, attempts_max=1)
 
 
 class Clock:
@@ -84,6 +84,8 @@ class World:
     path: Path
     clock: Clock = field(default_factory=Clock)
     changes: dict[str, Any] = field(default_factory=dict)
+    deployment: Deployment = field(default_factory=Deployment)
+    """Limits; its classes are those of the tests."""
     install_id: str = field(default_factory=lambda: new_id(Prefix.INSTALL, os.urandom))
     control: Control | None = None
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
@@ -112,7 +114,7 @@ class World:
         return self.path / "atoll.db"
 
     def settings(self) -> ControlSettings:
-        classes = {**CLASSES, **{policy.name: policy for policy in (IMPATIENT, BRISK, HOPELESS, SLOW_GUEST)}}
+        classes = {**DEFAULT_CLASSES, **{policy.name: policy for policy in (IMPATIENT, BRISK, HOPELESS, SLOW_GUEST)}}
         settings = ControlSettings(
             database=self.database,
             secrets=self.path / "secrets",
@@ -121,7 +123,7 @@ class World:
             domain=DOMAIN,
             version="0.1.0",
             bootstrap=self.path / "bootstrap.json",
-            classes=classes,
+            deployment=replace(self.deployment, classes=classes),
         )
         return replace(settings, **self.changes)
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def add(conn: sa.Connection, name: str) -> str:
-    values = {"id": name, "name": name, "max_sandboxes": 1, "max_records": 1, "requests_per_s": 1.0, "created_at": NOW}
+    values = {"id": name, "name": name, "created_at": NOW}
     conn.execute(sa.insert(TEAMS), values)
     return name
 

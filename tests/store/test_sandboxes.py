@@ -14,7 +14,7 @@ from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
 from atoll.planning.admission import Usage
 from atoll.planning.reconcile import Heard, ReleaseRequested
-from atoll.store import facts, hosts, sandboxes, tenancy
+from atoll.store import facts, hosts, sandboxes, tallies, tenancy
 from atoll.store.engine import SqliteStore, Store
 from atoll.store.sandboxes import LIVING_STATES, VISIBLE, Filter
 from atoll.store.tables import EVENTS, PLACEMENTS, SANDBOXES
@@ -114,8 +114,23 @@ async def test_what_admission_counts(store: Store, put: Put, ours: Team) -> None
     await put(state=State.READY, team_id=theirs.id)
     for state in (State.RELEASED, State.FAILED):
         await put(state=state, released_at=NOW)
-    assert await store.read(lambda conn: sandboxes.retained(conn, ours.id)) == 2
-    assert await store.read(lambda conn: sandboxes.usage(conn, ours.id, retained=2)) == Usage(3, 2, 4)
+    await put(state=State.READY, client_id="cli_second")
+    assert await counted(store, ours) == Usage(4, 4, 6, 5, 7)
+
+
+async def test_what_is_forgotten_is_counted_no_more(store: Store, put: Put, ours: Team) -> None:
+    for number in range(20):
+        await put(state=State.RELEASED, released_at=NOW - number)
+    await put(state=State.READY)
+    assert await counted(store, ours) == Usage(1, 1, 21, 1, 21)
+    assert await store.write(lambda conn: sandboxes.prune(conn, released_before=NOW - 4)) == 15
+    assert await counted(store, ours) == Usage(1, 1, 6, 1, 6)
+    await store.write(tallies.recount)
+    assert await counted(store, ours) == Usage(1, 1, 6, 1, 6), "what the rows say"
+
+
+async def counted(store: Store, of: Team) -> Usage:
+    return await store.read(lambda conn: tallies.usage(conn, team_id=of.id, client_id="cli_ours"))
 
 
 async def test_deadlines_come_in_order(store: Store, put: Put) -> None:

@@ -36,13 +36,16 @@ async def times(store: Store, of: Sandbox) -> tuple[float, float | None, float |
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
 async def test_a_step_moves_what_waits_and_no_history(begun: Store, put: Put, step_s: float) -> None:
     ready = await put(state=State.READY, end_at=NOW + 300, started_at=NOW + 1)
-    pending = await put(state=State.PENDING, deadline_at=NOW + 5)
+    pending = await put(state=State.PENDING, deadline_at=NOW + 5, waiting_since=NOW + 2)
     ended = await put(state=State.RELEASED, end_at=NOW + 300, released_at=NOW + 20)
     leased: Host = host(lease_until=NOW + 290, seen_at=NOW - 10)
     await begun.write(lambda conn: hosts.add(conn, leased, now=NOW))
     assert await carry(begun, step_s) == pytest.approx(step_s)
     assert await times(begun, ready) == (0, 300 + step_s, None)
     assert await times(begun, pending) == (step_s, None, 5 + step_s)
+    waiting = await begun.read(lambda conn: sandboxes.get(conn, pending.id))
+    assert waiting is not None
+    assert waiting.waiting_since == NOW + 2 + step_s
     assert await times(begun, ended) == (0, 300, None)
     found = await begun.read(lambda conn: hosts.by_id(conn, leased.id))
     assert found is not None

@@ -29,21 +29,31 @@ class Code(StrEnum):
     REQUEST_MISMATCH = "REQUEST_MISMATCH"
     REQUEST_IN_PROGRESS = "REQUEST_IN_PROGRESS"
     ILLEGAL_STATE = "ILLEGAL_STATE"
+    REPLACEMENT_NOT_BLOCKED = "REPLACEMENT_NOT_BLOCKED"
     BODY_TOO_LARGE = "BODY_TOO_LARGE"
+    CONFIG_INVALID = "CONFIG_INVALID"
+    CONFIG_CONFLICT = "CONFIG_CONFLICT"
+    CONFIG_NOT_FOUND = "CONFIG_NOT_FOUND"
     # admission
     RATE_LIMITED = "RATE_LIMITED"
     TEAM_SANDBOX_QUOTA = "TEAM_SANDBOX_QUOTA"
     DEPLOYMENT_SANDBOX_QUOTA = "DEPLOYMENT_SANDBOX_QUOTA"
     RECORDS_QUOTA = "RECORDS_QUOTA"
     HOST_QUOTA = "HOST_QUOTA"
+    CLIENT_SANDBOX_QUOTA = "CLIENT_SANDBOX_QUOTA"
+    DEPLOYMENT_RECORDS_QUOTA = "DEPLOYMENT_RECORDS_QUOTA"
+    ACTIVE_HOST_QUOTA = "ACTIVE_HOST_QUOTA"
     # placement and life
     NO_CAPACITY = "NO_CAPACITY"
     NO_HOSTS = "NO_HOSTS"
     HOST_NOT_ACTIVE = "HOST_NOT_ACTIVE"
+    HOST_UNSUITABLE = "HOST_UNSUITABLE"
     INSUFFICIENT_CPU = "INSUFFICIENT_CPU"
     INSUFFICIENT_MEMORY = "INSUFFICIENT_MEMORY"
     INSUFFICIENT_DISK = "INSUFFICIENT_DISK"
     INSUFFICIENT_SLOTS = "INSUFFICIENT_SLOTS"
+    START_TIMEOUT = "START_TIMEOUT"
+    IMAGE_TIMEOUT = "IMAGE_TIMEOUT"
     GUEST_BOOT_TIMEOUT = "GUEST_BOOT_TIMEOUT"
     GUEST_IDENTITY_MISMATCH = "GUEST_IDENTITY_MISMATCH"
     IMAGE_UNAVAILABLE = "IMAGE_UNAVAILABLE"
@@ -97,19 +107,29 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.REQUEST_MISMATCH: "This request id was used with another body; use a new one.",
     Code.REQUEST_IN_PROGRESS: "The first request with this id is still running; ask again in a moment.",
     Code.ILLEGAL_STATE: "Look at the sandbox's state and try again when it has settled.",
+    Code.REPLACEMENT_NOT_BLOCKED: "Look at the sandbox's generation and conditions; only one with REPLACEMENT_BLOCKED needs your word.",
     Code.BODY_TOO_LARGE: "Send a smaller body.",
+    Code.CONFIG_INVALID: "Mend the lines that are named; `atoll config check FILE` reads it without applying it.",
+    Code.CONFIG_CONFLICT: "Somebody else applied a document meanwhile; look at `atoll config show` and apply yours again.",
+    Code.CONFIG_NOT_FOUND: "`atoll config history` shows the revisions that there are.",
     Code.RATE_LIMITED: "Slow down; Retry-After says for how long.",
     Code.TEAM_SANDBOX_QUOTA: "Release sandboxes that you no longer need, or let the operator raise the team's quota.",
     Code.DEPLOYMENT_SANDBOX_QUOTA: "The deployment is full; try again later or let the operator raise its quota.",
     Code.RECORDS_QUOTA: "Too many ended sandboxes are still retained; try again later.",
-    Code.HOST_QUOTA: "Remove a host or let the operator raise the number of hosts.",
+    Code.HOST_QUOTA: "Disable a host that is not needed, or raise limits.deployment.registered_hosts (`atoll config`).",
+    Code.CLIENT_SANDBOX_QUOTA: "Release sandboxes of this key, or let the operator raise limits.client.sandboxes.",
+    Code.DEPLOYMENT_RECORDS_QUOTA: "Too many records are kept; try again later or let the operator raise limits.deployment.records.",
+    Code.ACTIVE_HOST_QUOTA: "Drain or disable another host, or raise limits.deployment.active_hosts (`atoll config`).",
     Code.NO_CAPACITY: "No host has room; release sandboxes, add a host, or ask for less. `atoll host list` shows what is free.",
     Code.NO_HOSTS: "No active healthy host; `atoll status` and `atoll doctor` say why.",
     Code.HOST_NOT_ACTIVE: "Activate the host or wait until another has room.",
+    Code.HOST_UNSUITABLE: "The host has become another since it was chosen; `atoll host why` says what speaks against it.",
     Code.INSUFFICIENT_CPU: "Ask for less CPU or wait until some is free.",
     Code.INSUFFICIENT_MEMORY: "Ask for less memory or wait until some is free.",
     Code.INSUFFICIENT_DISK: "Ask for less disk or wait until some is free.",
     Code.INSUFFICIENT_SLOTS: "Wait until another sandbox on this host ends.",
+    Code.START_TIMEOUT: "The host has not begun to start it in time; `atoll host get` says whether its agent is heard of.",
+    Code.IMAGE_TIMEOUT: "The host did not have the image ready in time; look at its disk and at where images come from.",
     Code.GUEST_BOOT_TIMEOUT: "The guest did not answer in time; `atoll sandbox logs` shows its console, `atoll doctor` tests the runtime.",
     Code.GUEST_IDENTITY_MISMATCH: "Something else answered in the guest's place; look at the host's agent log.",
     Code.IMAGE_UNAVAILABLE: "The host does not have this template; `atoll template list` shows what exists.",

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from atoll.base.errors import AtollError, Code
-from atoll.cli import host, key, output, sandbox, template
+from atoll.cli import config, host, key, output, sandbox, template
 
 
 class Root(TyperGroup):
@@ -50,4 +50,5 @@ def build() -> typer.Typer:
     app.add_typer(template.app, name="template")
     app.add_typer(host.app, name="host")
     app.add_typer(key.app, name="key")
+    app.add_typer(config.app, name="config")
     return app

@@ -76,6 +76,39 @@ def get_host(
     )
 
 
+@app.command("why")
+def why(  # noqa: PLR0913, PLR0917 - what one may ask of a sandbox is this much
+    host: Annotated[str | None, typer.Argument(help="Only this one, by id or name.", autocompletion=completion.hosts)] = None,
+    sandbox: Annotated[str | None, typer.Option("--sandbox", help="For this sandbox, instead of one like this:")] = None,
+    template: Annotated[str | None, typer.Option("--template", "-t", help="Name or id.")] = None,
+    class_name: Annotated[str | None, typer.Option("--class", help="Operator's class.")] = None,
+    cpu: Annotated[str | None, typer.Option(help="Cores (2, 0.5) or millicores (250m).")] = None,
+    memory: Annotated[str | None, typer.Option(help="512M, 2G.")] = None,
+    disk: Annotated[str | None, typer.Option(help="2G.")] = None,
+    require_host: Annotated[str | None, typer.Option("--require-host", help="As if it had to be this one.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many hosts.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Say where a sandbox would be placed now and what speaks against each host. Nothing is made."""
+    from atoll.cli import arguments, whys
+
+    size = {
+        **({"cpuMillis": arguments.cpu_millis(cpu)} if cpu is not None else {}),
+        **({"memoryMib": arguments.size_mib(memory)} if memory is not None else {}),
+        **({"diskMib": arguments.size_mib(disk)} if disk is not None else {}),
+    }
+    asked = {"template": template, "class": class_name, "size": size, "requireHost": require_host}
+    with session() as api:
+        if sandbox is not None:
+            told = api.why(sandbox, limit=limit)
+        else:
+            told = api.why_request({name: value for name, value in asked.items() if value}, limit=limit)
+    if as_json:
+        output.document(told)
+    else:
+        whys.show(told, host=host)
+
+
 @app.command("activate")
 def activate_host(host: HostArgument, as_json: JsonOption = False) -> None:
     """Let a host take new sandboxes."""

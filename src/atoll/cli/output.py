@@ -17,8 +17,10 @@ import typer
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Unavailable
 
 JSON_KEY: Final = "atoll.json"
-_NOT_FOUND: Final = frozenset({Code.SANDBOX_NOT_FOUND, Code.TEMPLATE_NOT_FOUND, Code.HOST_NOT_FOUND, Code.KEY_NOT_FOUND})
-_USAGE: Final = frozenset({Code.INVALID_REQUEST})
+_NOT_FOUND: Final = frozenset(
+    {Code.SANDBOX_NOT_FOUND, Code.TEMPLATE_NOT_FOUND, Code.HOST_NOT_FOUND, Code.KEY_NOT_FOUND, Code.CONFIG_NOT_FOUND}
+)
+_USAGE: Final = frozenset({Code.INVALID_REQUEST, Code.CONFIG_INVALID})
 
 
 class Exit(IntEnum):
@@ -107,7 +109,11 @@ def _plain(value: Any) -> str:
         text = ", ".join(map(str, value))
     else:
         text = str(value)
-    # What a tenant wrote must not steer the operator's terminal.
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """What a tenant wrote must not steer the operator's terminal."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 

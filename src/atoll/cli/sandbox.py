@@ -27,12 +27,15 @@ ASK_AGAIN_S = 20.0
 
 @app.command("create")
 def create(  # noqa: PLR0913, PLR0917 - a command has as many options as it needs
-    template: Annotated[str, typer.Option("--template", "-t", help="Name or id.", autocompletion=completion.templates)] = "base",
-    timeout: Annotated[str, typer.Option(help="It ends by itself after this: 90s, 5m, 2h.")] = "5m",
+    template: Annotated[
+        str | None,
+        typer.Option("--template", "-t", help="Name or id; otherwise the class's, else base.", autocompletion=completion.templates),
+    ] = None,
+    timeout: Annotated[str | None, typer.Option(help="It ends by itself after this: 90s, 5m, 2h; otherwise the class's.")] = None,
     cpu: Annotated[str | None, typer.Option(help="Cores (2, 0.5) or millicores (250m); otherwise the template's.")] = None,
     memory: Annotated[str | None, typer.Option(help="512M, 2G; otherwise the template's.")] = None,
     disk: Annotated[str | None, typer.Option(help="2G; otherwise the template's. Fixed at creation.")] = None,
-    class_name: Annotated[str | None, typer.Option("--class", help="Operator's class: default, shared-kernel.")] = None,
+    class_name: Annotated[str | None, typer.Option("--class", help="Operator's class; `atoll config show` has them.")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for every process inside.")] = None,
     metadata: Annotated[list[str] | None, typer.Option("--metadata", "-m", help="NAME=VALUE to find it by.")] = None,
     no_internet: Annotated[bool, typer.Option("--no-internet", help="No way out of the sandbox.")] = False,
@@ -56,7 +59,7 @@ def create(  # noqa: PLR0913, PLR0917 - a command has as many options as it need
             api,
             request_id=request_id or f"cli-{secrets.token_hex(12)}",
             template=template,
-            timeout_s=arguments.duration_s(timeout),
+            timeout_s=arguments.duration_s(timeout) if timeout is not None else None,
             class_name=class_name,
             size=size,
             metadata=arguments.pairs(metadata, what="metadata"),
@@ -119,6 +122,7 @@ def list_sandboxes(
             ("MEMORY", lambda item: _of_size(item, "memoryMib", 1, " MiB")),
             ("AGE", lambda item: output.age(item.get("createdAt"))),
             ("ENDS", lambda item: output.age(item.get("endAt")) if item.get("state") not in ENDED else item.get("reason")),
+            ("CONDITIONS", lambda item: item.get("conditions")),
             ("METADATA", lambda item: item.get("metadata")),
         ],
         found,
@@ -293,6 +297,47 @@ def _follow(api: Api, sandbox: str, seen: list[dict[str, Any]], *, as_json: bool
                 return
         time.sleep(0.5)
         seen = _all_events(api, sandbox, after=after)
+
+
+@app.command("authorize-replacement")
+def authorize_replacement(
+    sandbox: SandboxArgument,
+    generation: Annotated[int | None, typer.Option(min=1, help="The lost one; otherwise the present one.")] = None,
+    statement: Annotated[str, typer.Option(help="What was revoked; recorded in the sandbox's history.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Certify that what a lost guest was given is revoked outside, so that a new one may begin (REPLACEMENT_BLOCKED)."""
+    with session() as api:
+        meant = generation
+        if meant is None:
+            found = api.sandbox(sandbox)
+            # One that holds nothing any more is counted as the next generation already.
+            meant = int(found["generation"]) - (1 if found["state"] == "pending" else 0)
+        if not yes and not as_json and sys.stdin.isatty():
+            typer.confirm(f"Is everything revoked that generation {meant} of {sandbox} was given?", abort=True)
+        done = api.authorize_replacement(sandbox, generation=max(1, meant), statement=statement)
+    if as_json:
+        output.document(done)
+    else:
+        print(f"{done['id']} is {done['state']}, generation {done['generation']}")
+
+
+@app.command("why")
+def why(
+    sandbox: SandboxArgument,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many hosts.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Say why a sandbox is where it is, or nowhere: what each filter of placing says of the hosts now."""
+    from atoll.cli import whys
+
+    with session() as api:
+        told = api.why(sandbox, limit=limit)
+    if as_json:
+        output.document(told)
+    else:
+        whys.show(told)
 
 
 @app.command("rm")

@@ -59,8 +59,8 @@ class Api:
         self,
         *,
         request_id: str,
-        template: str = "base",
-        timeout_s: int = 300,
+        template: str | None = None,
+        timeout_s: int | None = None,
         class_name: str | None = None,
         size: Mapping[str, int] | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -69,7 +69,11 @@ class Api:
         wait: bool = True,
     ) -> Json:
         """Create a sandbox. *Idempotency*: the same `request_id` and content give the same sandbox. *Units*: size in cpuMillis, memoryMib, diskMib."""
-        body: Json = {"clientRequestId": request_id, "template": template, "timeoutSeconds": timeout_s, "wait": wait}
+        body: Json = {"clientRequestId": request_id, "wait": wait}
+        if template is not None:
+            body["template"] = template
+        if timeout_s is not None:
+            body["timeoutSeconds"] = timeout_s
         if class_name is not None:
             body["class"] = class_name
         if size:
@@ -117,9 +121,22 @@ class Api:
         """Let it end `timeout_s` seconds from now."""
         return self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/end", json={"timeoutSeconds": timeout_s, "onlyExtend": only_extend})
 
+    def authorize_replacement(self, sandbox_id: str, *, generation: int, statement: str = "") -> Json:
+        """Certify that what this generation was given is revoked outside. *Idempotency*: said again, the same."""
+        body = {"generation": generation, "statement": statement}
+        return self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/replacement-authorizations", json=body)
+
     def events(self, sandbox_id: str, *, after: int = 0, limit: int = PAGE) -> list[Json]:
         """Its history from `after` on."""
         return _items(self._call("GET", f"/v1/sandboxes/{_path(sandbox_id)}/events", params={"after": str(after), "limit": str(limit)}))
+
+    def why(self, sandbox_id: str, *, limit: int = PAGE) -> Json:
+        """Why it is where it is, or nowhere; `verdicts` for operators."""
+        return self._call("GET", f"/v1/sandboxes/{_path(sandbox_id)}/placement", params={"limit": str(limit)})
+
+    def why_request(self, body: Json, *, limit: int = PAGE) -> Json:
+        """Where a sandbox like this would be placed now; nothing is made."""
+        return self._call("POST", "/v1/placement/explain", json=body, params={"limit": str(limit)})
 
     def logs(self, sandbox_id: str) -> str:
         """The guest's console, as far as its host has it."""
@@ -150,6 +167,22 @@ class Api:
     def create_enrollment_token(self, *, host_name: str, life_s: int = 3600) -> Json:
         """A one-use token for a host of this name; `token` is in this answer and nowhere else."""
         return self._call("POST", "/v1/enrollment-tokens", json={"hostName": host_name, "lifeSeconds": life_s})
+
+    def config(self, revision: int | None = None) -> Json:
+        """The deployment document, the newest or one revision of it; operators only."""
+        return self._call("GET", "/v1/config" if revision is None else f"/v1/config/revisions/{revision}")
+
+    def config_history(self, *, limit: int = PAGE) -> list[Json]:
+        """Applied documents, newest first, at most `limit`; operators only."""
+        return _items(self._call("GET", "/v1/config/revisions", params={"limit": str(limit)}))
+
+    def check_config(self, document: str) -> Json:
+        """What is wrong with a document, or what it would change; operators only."""
+        return self._call("POST", "/v1/config/check", json={"document": document})
+
+    def apply_config(self, document: str, *, revision: int) -> Json:
+        """Let it apply in the place of the one at `revision`. *Idempotency*: the same document for the same revision changes nothing more."""
+        return self._call("PUT", "/v1/config", json={"document": document, "revision": revision})
 
     def keys(self) -> list[Json]:
         """The team's keys, without the keys themselves."""

@@ -19,7 +19,9 @@ _BY_STATUS: Final = {
     503: Code.CONTROL_UNAVAILABLE,
     504: Code.CONTROL_UNAVAILABLE,
 }
-NOT_FOUND: Final = frozenset({Code.SANDBOX_NOT_FOUND, Code.TEMPLATE_NOT_FOUND, Code.HOST_NOT_FOUND, Code.KEY_NOT_FOUND})
+NOT_FOUND: Final = frozenset(
+    {Code.SANDBOX_NOT_FOUND, Code.TEMPLATE_NOT_FOUND, Code.HOST_NOT_FOUND, Code.KEY_NOT_FOUND, Code.CONFIG_NOT_FOUND}
+)
 
 
 def of_control(status: int, body: bytes, *, retry_after: str | None = None) -> AtollError:

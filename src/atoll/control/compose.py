@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from atoll.control import agents, bootstrap, routes
 from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
 from atoll.control.asgi import Receive, Scope, Send
+from atoll.control.configuration import Configuration
 from atoll.control.consoles import Consoles
 from atoll.control.directory import Directory
 from atoll.control.ends import Ends
@@ -30,8 +31,8 @@ from atoll.control.enrollment import Enrollment
 from atoll.control.facade import Facade
 from atoll.control.hosts import Hosts
 from atoll.control.hub import Hub
-from atoll.control.keys import Keys, TeamDefaults
-from atoll.control.loops import deadlines, retention
+from atoll.control.keys import Keys
+from atoll.control.loops import deadlines, refresh, retention
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.loops.watch import Watch
@@ -40,8 +41,8 @@ from atoll.control.sandboxes import Sandboxes
 from atoll.control.sessions import Sessions
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
-from atoll.planning.admission import DeploymentLimits
-from atoll.planning.resolve import CLASSES, WorkloadClass
+from atoll.control.whys import Whys
+from atoll.domain.deployment import Deployment
 from atoll.store import sandboxes as stored
 from atoll.store import schema, timeline
 from atoll.store.engine import SqliteStore, Store
@@ -70,11 +71,8 @@ class ControlSettings:
     bootstrap: Path | None = None
     boot_id: str | None = None
     """Of this machine's kernel; None: steps of the wall clock between two processes are not looked for."""
-    classes: Mapping[str, WorkloadClass] = field(default_factory=lambda: dict(CLASSES))
-    default_class: str = "default"
-    limits: DeploymentLimits = field(default_factory=DeploymentLimits)
-    teams: TeamDefaults = field(default_factory=TeamDefaults)
-    hosts_max: int = 10_000
+    deployment: Deployment = field(default_factory=Deployment)
+    """What applies until an operator has applied a document."""
     auto_activate: bool = True
     records_kept_s: float = 24 * 3600.0
 
@@ -126,6 +124,8 @@ class Control:
             fencing=self.fencing,
             incarnation=incarnation,
         )
+        self.configuration = Configuration(store=store, clock=clock, built_in=settings.deployment)
+        await self.configuration.follow()
         self.enrollment = Enrollment(
             store=store,
             clock=clock,
@@ -133,15 +133,24 @@ class Control:
             directory=directory,
             install_id=settings.install_id,
             auto_activate=settings.auto_activate,
-            hosts_max=settings.hosts_max,
+            configuration=self.configuration,
         )
-        self.keys = Keys(store=store, clock=clock, dice=dice, defaults=settings.teams)
+        self.keys = Keys(store=store, clock=clock, dice=dice, configuration=self.configuration)
         if settings.bootstrap is not None:
             await bootstrap.apply(settings.bootstrap, keys=self.keys, enrollment=self.enrollment)
         await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
         await store.read(directory.load)
         self._routes.load(await store.read(stored.reachable))
-        hosts = Hosts(store=store, clock=clock, dice=dice, hub=hub, directory=directory, enrollment=self.enrollment, fencing=self.fencing)
+        hosts = Hosts(
+            store=store,
+            clock=clock,
+            dice=dice,
+            hub=hub,
+            directory=directory,
+            enrollment=self.enrollment,
+            fencing=self.fencing,
+            configuration=self.configuration,
+        )
         self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles, hosts=hosts)
         self._serve()
 
@@ -178,11 +187,25 @@ class Control:
             orders=orders,
             templates=templates,
             consoles=consoles,
-            classes=self.settings.classes,
-            default_class=self.settings.default_class,
-            limits=self.settings.limits,
+            tokens=tokens,
+            configuration=self.configuration,
         )
-        return Facade(keys=self.keys, sandboxes=sandboxes, templates=templates, hosts=hosts, tokens=tokens)
+        whys = Whys(
+            store=store,
+            clock=self._clock,
+            directory=self.reconciler.directory,
+            templates=templates,
+            configuration=self.configuration,
+        )
+        return Facade(
+            keys=self.keys,
+            sandboxes=sandboxes,
+            templates=templates,
+            hosts=hosts,
+            tokens=tokens,
+            configuration=self.configuration,
+            whys=whys,
+        )
 
     def _serve(self) -> None:
         settings = self.settings
@@ -196,6 +219,10 @@ class Control:
         self._spawn(deadlines.run(self.reconciler, self._clock))
         self._spawn(self.fencing.run())
         self._spawn(self.watch.run())
+        shared = not isinstance(self.reconciler.store, SqliteStore)
+        self._spawn(
+            refresh.run(self.reconciler.store, configuration=self.configuration, directory=self.reconciler.directory if shared else None)
+        )
         self._spawn(retention.run(self.reconciler.store, self._clock, keep_s=settings.records_kept_s))
         self._started = True
 

@@ -11,8 +11,10 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice, HostId, Prefix, new_id
+from atoll.control.configuration import Configuration
 from atoll.control.directory import Directory
 from atoll.domain.host import Admin, Host
+from atoll.planning import admission
 from atoll.store import hosts
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
@@ -28,7 +30,15 @@ class Enrollment:
     """Enrols hosts. `auto_activate`: a new host is active at once instead of draining."""
 
     def __init__(
-        self, *, store: Store, clock: Clock, dice: Dice, directory: Directory, install_id: str, auto_activate: bool, hosts_max: int
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        dice: Dice,
+        directory: Directory,
+        install_id: str,
+        auto_activate: bool,
+        configuration: Configuration,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -36,7 +46,7 @@ class Enrollment:
         self._directory = directory
         self._install_id = install_id
         self._auto_activate = auto_activate
-        self._hosts_max = hosts_max
+        self._configuration = configuration
 
     async def admit_token(self, token_digest: str, *, host_name: str, life_s: float = TOKEN_LIFE_S) -> None:
         """Let the token of this digest enrol a host of this name, once, within `life_s`. *Idempotency*: a known digest changes nothing."""
@@ -81,14 +91,13 @@ class Enrollment:
     def _host(self, conn: sa.Connection, message: wire.Enroll, digest: str) -> Host:
         """A new host's row; or the known one with a new credential, where nothing of it is in use."""
         known = hosts.by_name(conn, message.name)
+        admin = self._admitted(conn, known)
         if known is None:
-            if len(hosts.all_hosts(conn)) >= self._hosts_max:
-                raise Refused(Code.HOST_QUOTA, f"{self._hosts_max} hosts are registered")
             host = Host(
                 id=HostId(new_id(Prefix.HOST, self._dice)),
                 revision=1,
                 name=message.name,
-                admin=Admin.ACTIVE if self._auto_activate else Admin.DRAINING,
+                admin=admin,
                 capacity=message.capacity,
                 arch=message.facts.arch,
                 region=message.region,
@@ -105,7 +114,7 @@ class Enrollment:
             raise Refused(Code.ENROLLMENT_CONFLICT, f"host {message.name!r} is enrolled and holds sandboxes; disable it first")
         host = replace(
             known,
-            admin=Admin.ACTIVE if self._auto_activate else Admin.DRAINING,
+            admin=admin,
             capacity=message.capacity,
             arch=message.facts.arch,
             credential_digest=digest,
@@ -116,3 +125,16 @@ class Enrollment:
         )
         hosts.save(conn, host)
         return replace(host, revision=host.revision + 1)
+
+    def _admitted(self, conn: sa.Connection, known: Host | None) -> Admin:
+        """What a host is after its enrolment. One that would be too many to be active drains: an operator may activate it in another's place.
+
+        *Errors*: Refused HOST_QUOTA when it is one too many to be registered.
+        """
+        limits = self._configuration.current.deployment
+        counted = hosts.count(conn)
+        if known is None or known.admin is Admin.DISABLED:
+            admission.admit_host(counted.registered, limits)
+        others_active = counted.active - (1 if known is not None and known.admin is Admin.ACTIVE else 0)
+        room = limits.active_hosts is None or others_active < limits.active_hosts
+        return Admin.ACTIVE if self._auto_activate and room else Admin.DRAINING

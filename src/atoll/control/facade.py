@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 from atoll.base.errors import Code
 from atoll.base.secret import Secret
+from atoll.control.configuration import Configuration
 from atoll.control.enrollment import TOKEN_LIFE_S
 from atoll.control.hosts import Hosts
 from atoll.control.keys import Keys
 from atoll.control.sandboxes import Sandboxes
-from atoll.control.service import Caller, EventRecord, HostView, NewKey, NewToken, Page, Query
+from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, Why
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
+from atoll.control.whys import Whys
+from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import AdminEvent
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.template import Template
@@ -23,7 +26,19 @@ from atoll.planning.resolve import CreateRequest
 class Facade:
     """Implements control.service.Service."""
 
-    def __init__(self, *, keys: Keys, sandboxes: Sandboxes, templates: Templates, hosts: Hosts, tokens: Tokens) -> None:
+    def __init__(
+        self,
+        *,
+        keys: Keys,
+        sandboxes: Sandboxes,
+        templates: Templates,
+        hosts: Hosts,
+        tokens: Tokens,
+        configuration: Configuration,
+        whys: Whys,
+    ) -> None:
+        self._whys = whys
+        self._configuration = configuration
         self._keys = keys
         self._sandboxes = sandboxes
         self._templates = templates
@@ -48,11 +63,20 @@ class Facade:
     async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
         return await self._sandboxes.set_end(caller, sandbox_id, timeout_s=timeout_s, only_extend=only_extend)
 
+    async def authorize_replacement(self, caller: Caller, sandbox_id: str, *, generation: int, statement: str = "") -> Sandbox:
+        return await self._sandboxes.authorize_replacement(caller, sandbox_id, generation=generation, statement=statement)
+
     async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> Sequence[EventRecord]:
         return await self._sandboxes.events(caller, sandbox_id, after=after, limit=limit)
 
     async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
         return await self._sandboxes.logs(caller, sandbox_id)
+
+    async def why(self, caller: Caller, sandbox_id: str) -> Why:
+        return await self._whys.of_sandbox(caller, sandbox_id)
+
+    async def why_request(self, caller: Caller, request: CreateRequest) -> Why:
+        return await self._whys.of_request(caller, request)
 
     async def templates(self, caller: Caller) -> Sequence[Template]:
         return await self._templates.all(caller)
@@ -71,6 +95,22 @@ class Facade:
 
     async def create_enrollment_token(self, caller: Caller, *, host_name: str, life_s: float = TOKEN_LIFE_S) -> NewToken:
         return await self._hosts.create_token(caller, host_name=host_name, life_s=life_s)
+
+    async def config(self, caller: Caller, revision: int | None = None) -> ConfigView:
+        return await self._configuration.show(caller, revision)
+
+    async def config_history(self, caller: Caller, *, before: int | None = None, limit: int = 100) -> Sequence[ConfigView]:
+        return await self._configuration.history(caller, before=before, limit=limit)
+
+    async def check_config(self, caller: Caller, text: str) -> CheckedConfig:
+        return await self._configuration.check(caller, text)
+
+    async def apply_config(self, caller: Caller, text: str, *, revision: int) -> ConfigView:
+        return await self._configuration.apply(caller, text, revision=revision)
+
+    def limits(self, caller: Caller) -> tuple[ClientLimits, TeamLimits]:
+        current = self._configuration.current
+        return current.client, current.of_team(caller.team.name)
 
     async def keys(self, caller: Caller) -> Sequence[Client]:
         return await self._keys.all(caller)

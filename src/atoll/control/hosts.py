@@ -18,6 +18,7 @@ from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
+from atoll.control.configuration import Configuration
 from atoll.control.directory import Directory
 from atoll.control.enrollment import TOKEN_LIFE_S, Enrollment
 from atoll.control.hub import Hub
@@ -26,6 +27,7 @@ from atoll.control.service import Caller, HostView, NewToken
 from atoll.domain import host as domain
 from atoll.domain.host import Admin, AdminEvent, Host, health
 from atoll.domain.machine import IllegalMove
+from atoll.planning import admission
 from atoll.store import facts
 from atoll.store import hosts as stored
 from atoll.store.engine import Store
@@ -48,6 +50,7 @@ class Hosts:
     directory: Directory
     enrollment: Enrollment
     fencing: Fencing
+    configuration: Configuration
 
     async def all(self, caller: Caller) -> Sequence[HostView]:
         """As Service.hosts."""
@@ -73,6 +76,8 @@ class Hosts:
             changed = _moved(host, event, off=off)
             if changed == host:
                 return host
+            if changed.admin is Admin.ACTIVE:
+                admission.admit_active_host(stored.count(conn).active, self.configuration.current.deployment)
             stored.save(conn, changed)
             return replace(changed, revision=changed.revision + 1)
 

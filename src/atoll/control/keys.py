@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import sqlalchemy as sa
@@ -12,9 +11,10 @@ from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import ClientId, Dice, Prefix, TeamId, new_id
 from atoll.base.secret import Secret
+from atoll.control.configuration import Configuration
 from atoll.control.service import Caller, NewKey
 from atoll.domain.tenancy import Client, Role, Team, key_digest
-from atoll.planning.admission import Bucket
+from atoll.planning.admission import Buckets, Limits
 from atoll.store import tenancy
 from atoll.store.engine import Store
 
@@ -23,26 +23,16 @@ _REMEMBER_S: Final = 5.0
 _REMEMBERED_MAX: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class TeamDefaults:
-    """Limits of a new team."""
-
-    max_sandboxes: int = 1000
-    max_records: int = 100_000
-    requests_per_s: float = 200.0
-    burst_s: float = 5.0
-
-
 class Keys:
     """Part of the Service."""
 
-    def __init__(self, *, store: Store, clock: Clock, dice: Dice, defaults: TeamDefaults) -> None:
+    def __init__(self, *, store: Store, clock: Clock, dice: Dice, configuration: Configuration) -> None:
         self._store = store
         self._clock = clock
         self._dice = dice
-        self._defaults = defaults
+        self._configuration = configuration
         self._remembered: dict[str, tuple[float, Caller]] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets = Buckets()
 
     async def authenticate(self, key: Secret) -> Caller:
         """As Service.authenticate. *Errors*: also Unavailable RATE_LIMITED."""
@@ -106,13 +96,7 @@ class Keys:
         known = tenancy.team_by_name(conn, name)
         if known is not None:
             return known
-        made = Team(
-            TeamId(new_id(Prefix.TEAM, self._dice)),
-            name,
-            self._defaults.max_sandboxes,
-            self._defaults.max_records,
-            self._defaults.requests_per_s,
-        )
+        made = Team(TeamId(new_id(Prefix.TEAM, self._dice)), name)
         tenancy.add_team(conn, made, now=now)
         return made
 
@@ -128,8 +112,5 @@ class Keys:
         )
 
     def _take(self, caller: Caller, boot: float) -> None:
-        bucket = self._buckets.get(caller.client.id)
-        if bucket is None:
-            rate = caller.team.requests_per_s
-            bucket = self._buckets[caller.client.id] = Bucket(rate, rate * self._defaults.burst_s, rate * self._defaults.burst_s, boot)
-        bucket.take(boot=boot)
+        limits = Limits.of(self._configuration.current, team=caller.team.name)
+        self._buckets.take(limits, client=caller.client.id, team=caller.team.id, boot=boot)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,24 +18,26 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, SandboxId, is_id, new_id
+from atoll.control.configuration import Configuration
 from atoll.control.consoles import Consoles
 from atoll.control.hub import Hub
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import Orders
 from atoll.control.service import Caller, EventRecord, Page, Query
 from atoll.control.templates import Templates
-from atoll.domain.sandbox import STARTING, TERMINAL, Sandbox, State
+from atoll.control.tokens import Tokens
+from atoll.domain.sandbox import STARTING, TERMINAL, Condition, Sandbox, State
 from atoll.domain.spec import OnEnd
-from atoll.planning import admission, resolve
-from atoll.planning.reconcile import EndMoved, ReleaseRequested
+from atoll.planning import resolve
+from atoll.planning.admission import Limits
+from atoll.planning.reconcile import EndMoved, ReleaseRequested, ReplacementAuthorized
 from atoll.planning.resolve import CreateRequest
-from atoll.store import facts, sandboxes, tenancy
+from atoll.store import facts, sandboxes, tallies, tenancy
 from atoll.store.engine import Store
 
 _ENDED: Final = TERMINAL | {State.RELEASING}
 _NEAR_END_S: Final = 30.0
 _AGENT_WORD_S: Final = 2.0
-_COUNT_AGAIN_S: Final = 10.0
 
 
 def not_found(sandbox_id: str) -> Refused:
@@ -57,11 +57,8 @@ class Sandboxes:
     orders: Orders
     templates: Templates
     consoles: Consoles
-    classes: Mapping[str, resolve.WorkloadClass]
-    default_class: str
-    limits: admission.DeploymentLimits
-    counted: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """team id → (boot time, retained records)."""
+    tokens: Tokens
+    configuration: Configuration
 
     async def create(self, caller: Caller, request: CreateRequest) -> Sandbox:
         """As Service.create."""
@@ -124,9 +121,8 @@ class Sandboxes:
     async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
         """As Service.set_end."""
         found = await self.get(caller, sandbox_id)
-        policy = self.classes[found.spec.class_name]
-        if timeout_s > policy.timeout_s_max:
-            raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {policy.timeout_s_max} s")
+        if timeout_s > found.spec.timeout_s_max:
+            raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {found.spec.timeout_s_max} s")
         if timeout_s <= 0 and not only_extend and found.spec.on_end is OnEnd.KILL:
             # Now means now: the way over the agent would leave it reachable for a moment after the answer.
             return await self.release(caller, sandbox_id, reason=Code.END_REACHED)
@@ -143,6 +139,24 @@ class Sandboxes:
         if done.changed and old_end is not None and old_end - now < _NEAR_END_S:
             await self._agent_word(done.sandbox)
         return await self.get(caller, sandbox_id) if timeout_s > 0 else done.sandbox
+
+    async def authorize_replacement(self, caller: Caller, sandbox_id: str, *, generation: int, statement: str) -> Sandbox:
+        """As Service.authorize_replacement."""
+        found = await self.store.read(lambda conn: sandboxes.get(conn, sandbox_id)) if is_id(Prefix.SANDBOX, sandbox_id) else None
+        if found is None or (found.team_id != caller.team.id and not caller.operator):
+            raise not_found(sandbox_id)
+        done = await self.reconciler.apply(found.id, ReplacementAuthorized(generation, caller.client.id, statement))
+        if done is None or done.sandbox.state in _ENDED:
+            raise not_found(sandbox_id)
+        now = done.sandbox
+        if not done.changed and (now.generation <= generation or Condition.REPLACEMENT_BLOCKED in now.conditions):
+            raise Refused(
+                Code.REPLACEMENT_NOT_BLOCKED,
+                f"generation {generation} of {now.id} waits for no replacement; it is {now.state} at generation {now.generation}",
+                generation=now.generation,
+            )
+        await self.reconciler.settle(now.id)
+        return now
 
     async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> list[EventRecord]:
         """As Service.events."""
@@ -173,17 +187,16 @@ class Sandboxes:
             # The first was answered with its failure, and whoever asks again wants another try, not a sandbox that never was.
             await self.store.write(lambda conn: sandboxes.forget_request(conn, known.id))
             return None
-        if known.request_digest != _digest(request):
+        if known.request_digest is not None and known.request_digest != self._digest(request):
             raise Refused(Code.REQUEST_MISMATCH, "this request id was used with another body")
         if request.wait and known.state in STARTING:
             raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running")
         return known
 
     async def _accept(self, caller: Caller, request: CreateRequest) -> tuple[Sandbox, facts.Committed | None]:
-        template = await self.templates.get(caller, request.template)
-        policy = self.classes.get(request.class_name or self.default_class)
-        if policy is None:
-            raise Refused(Code.INVALID_REQUEST, f"class {request.class_name!r} does not exist; there are {', '.join(self.classes)}")
+        deployment = self.configuration.current
+        policy = resolve.class_of(request, deployment)
+        template = await self.templates.get(caller, resolve.template_of(request, policy))
         spec = resolve.resolve(request, template=template, policy=policy)
         now = self.clock.now()
         sandbox_id = SandboxId(new_id(Prefix.SANDBOX, self.dice))
@@ -204,7 +217,7 @@ class Sandboxes:
             end_at=None,
             end_revision=0,
             request_id=request.request_id,
-            request_digest=_digest(request) if request.request_id is not None else None,
+            request_digest=self._digest(request) if request.request_id is not None else None,
             alias=template.aliases[0] if template.aliases else None,
             metadata=dict(request.metadata),
             payload_digest=payload_digest,
@@ -213,26 +226,20 @@ class Sandboxes:
         )
 
         def work(conn: sa.Connection) -> None:
-            admission.admit(caller.team, sandboxes.usage(conn, caller.team.id, retained=retained), self.limits)
+            tallies.admit(conn, team_id=caller.team.id, client_id=caller.client.id, limits=limits)
             facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id())
             tenancy.spawned(conn, template.id, now=now)
 
         self.store.require_room()
-        retained = await self._retained(caller.team.id)
+        limits = Limits.of(deployment, team=caller.team.name)
         try:
             return sandbox, await self.reconciler.accept(sandbox, work)
         except sa.exc.IntegrityError:
-            # Two requests with one id at once: the other one is first.
-            raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running") from None
-
-    async def _retained(self, team_id: str) -> int:
-        """Records of ended sandboxes, counted at most every few seconds: the quota on them is not a tight one."""
-        known = self.counted.get(team_id)
-        if known is not None and self.clock.boot() - known[0] < _COUNT_AGAIN_S:
-            return known[1]
-        count = await self.store.read(lambda conn: sandboxes.retained(conn, team_id))
-        self.counted[team_id] = (self.clock.boot(), count)
-        return count
+            # Two requests with one id at once: the other one is first, and says what this one is answered.
+            known = await self._repeated(caller, request) if request.request_id is not None else None
+            if known is None:
+                raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running") from None
+            return known, None
 
     async def _await_ready(self, sandbox: Sandbox, placed: facts.Committed | None) -> Sandbox:
         until = self.clock.boot() + sandbox.spec.create_patience_s
@@ -258,6 +265,11 @@ class Sandboxes:
         await self.store.write(lambda conn: sandboxes.forget_request(conn, sandbox.id))
         raise Unavailable(code, sandbox.detail or "the sandbox was not ready in time", retry_after_s=5.0)
 
+    def _digest(self, request: CreateRequest) -> str:
+        content: dict[str, Any] = asdict(request)
+        content.pop("wait")
+        return self.tokens.request_digest(json.dumps(content, sort_keys=True, default=str).encode())
+
     async def _agent_word(self, sandbox: Sandbox) -> None:
         """Wait until the agent enforces the new end: the old one is too near to trust that it hears in time."""
         if sandbox.host_id is None or sandbox.placement_id is None:
@@ -270,12 +282,6 @@ def _start_failure(sandbox: Sandbox | None) -> Unavailable:
     code = Code(sandbox.reason) if sandbox and sandbox.reason and sandbox.reason in Code.__members__ else Code.START_FAILED
     detail = (sandbox.detail if sandbox else None) or "the sandbox ended before it was ready"
     return Unavailable(code, detail, retry_after_s=5.0, sandbox_id=sandbox.id if sandbox else None)
-
-
-def _digest(request: CreateRequest) -> str:
-    content: dict[str, Any] = asdict(request)
-    content.pop("wait")
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _e2b_inside(env: dict[str, str], *, sandbox_id: str, team_id: str, template_id: str) -> tuple[dict[str, str], list[dict[str, str]]]:

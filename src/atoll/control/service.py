@@ -8,11 +8,16 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
+from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import AdminEvent, Health, Host
 from atoll.domain.sandbox import Sandbox
+from atoll.domain.spec import Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
+from atoll.planning.placing import Explanation
 from atoll.planning.resolve import CreateRequest
+from atoll.wire.document import Problem
+from atoll.wire.normal_form import Change
 
 T = TypeVar("T")
 
@@ -99,6 +104,35 @@ class NewToken:
     expires_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Placing explained. `sandbox`: None for one that was only asked about. Only operators are shown the hosts."""
+
+    spec: Spec
+    explanation: Explanation
+    sandbox: Sandbox | None
+    shows_hosts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigView:
+    """One revision of the deployment document; 0 is the built-in one, which nobody applied. *Units*: wall seconds."""
+
+    revision: int
+    document: str
+    applied_at: float | None
+    client_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedConfig:
+    """What is wrong with a document, or what it would change of the one that applies, which is at `revision`."""
+
+    revision: int
+    problems: Sequence[Problem]
+    changes: Sequence[Change]
+
+
 class Service(Protocol):
     """*Errors* of all: Refused and Unavailable of base.errors. A stranger's sandbox is SANDBOX_NOT_FOUND, like one that never was."""
 
@@ -127,10 +161,25 @@ class Service(Protocol):
         """Let it end `timeout_s` from now. Only-extend never shortens. 0 ends it now. Waits for the agent's word when the old end is near."""
         ...
 
+    async def authorize_replacement(self, caller: Caller, sandbox_id: str, *, generation: int, statement: str = "") -> Sandbox:
+        """The caller certifies that what the guest of this generation was given is revoked outside: the next one may begin.
+
+        Operators may say so for every team. *Idempotency*: said again, the sandbox as it is. *Errors*: REPLACEMENT_NOT_BLOCKED.
+        """
+        ...
+
     async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> Sequence[EventRecord]: ...
 
     async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
         """The guest's console, as far as its host still has it."""
+        ...
+
+    async def why(self, caller: Caller, sandbox_id: str) -> Why:
+        """Why it is where it is, or nowhere, as the hosts are now. Operators may ask about every team's."""
+        ...
+
+    async def why_request(self, caller: Caller, request: CreateRequest) -> Why:
+        """Where a sandbox of this request would be placed now; nothing is made. *Errors*: as create, but for quotas."""
         ...
 
     async def templates(self, caller: Caller) -> Sequence[Template]: ...
@@ -155,6 +204,29 @@ class Service(Protocol):
 
     async def create_enrollment_token(self, caller: Caller, *, host_name: str, life_s: float = 3600.0) -> NewToken:
         """A one-use token by which a host of this name enrols; operators only. *Units*: seconds, at most an hour."""
+        ...
+
+    async def config(self, caller: Caller, revision: int | None = None) -> ConfigView:
+        """The deployment document, the newest or one revision of it; operators only. *Errors*: CONFIG_NOT_FOUND."""
+        ...
+
+    async def config_history(self, caller: Caller, *, before: int | None = None, limit: int = 100) -> Sequence[ConfigView]:
+        """Applied revisions below `before`, newest first; operators only."""
+        ...
+
+    async def check_config(self, caller: Caller, text: str) -> CheckedConfig:
+        """Read a document without applying it; operators only."""
+        ...
+
+    async def apply_config(self, caller: Caller, text: str, *, revision: int) -> ConfigView:
+        """Make it the revision after `revision`, which must be the newest; operators only. Sandboxes that there are keep their specs.
+
+        *Idempotency*: the same text for the same revision gives the same answer. *Errors*: CONFIG_INVALID, CONFIG_CONFLICT.
+        """
+        ...
+
+    def limits(self, caller: Caller) -> tuple[ClientLimits, TeamLimits]:
+        """What the caller's key and team may use."""
         ...
 
     async def keys(self, caller: Caller) -> Sequence[Client]: ...

@@ -178,8 +178,8 @@ class Sessions:
 
     async def _hear_one(self, host: Host, seen: wire.Observation) -> facts.Committed | None:
         def meant(known: Facts) -> bool:
-            place = known.placement
-            return place is not None and place.id == seen.placement_id and place.host_id == host.id
+            places = (known.placement, *known.older)
+            return any(place is not None and place.id == seen.placement_id and place.host_id == host.id for place in places)
 
         report = Report(
             seq=seen.seq,
@@ -191,7 +191,9 @@ class Sessions:
             detail=seen.detail,
             ready=seen.ready,
         )
-        done = await self._reconciler.apply(seen.sandbox_id, Heard(report, ended_by=seen.ended_by), about=meant)
+        done = await self._reconciler.apply(
+            seen.sandbox_id, Heard(report, ended_by=seen.ended_by, placement_id=seen.placement_id), about=meant
+        )
         if done is not None and done.changed and done.sandbox.state in (State.PENDING, State.RESERVING):
             await self._reconciler.settle(seen.sandbox_id)
         return done

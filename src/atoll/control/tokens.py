@@ -38,6 +38,10 @@ class Tokens:
         """What ports demand where traffic is not public."""
         return "ta_" + self._derive(sandbox_id, "traffic")
 
+    def request_digest(self, content: bytes) -> str:
+        """What is kept of a request's body, to know it again: without the key nobody can try out what was in it."""
+        return hmac.new(self._root, b"request|" + content, hashlib.sha256).hexdigest()
+
     def guest(self, placement: Placement, scope: str) -> str:
         """A token for one placement's guest. *Idempotency*: the same placement and scope give the same token."""
         claims = guest.claims(

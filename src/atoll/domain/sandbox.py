@@ -50,9 +50,15 @@ class Event(StrEnum):
     SUSPEND = "suspend"
     SUSPEND_SEEN = "suspend_seen"
     SAVE_FAILED = "save_failed"
+    PAUSE_FAILED = "pause_failed"
+    STOP_FAILED = "stop_failed"
     STOP = "stop"
     STOP_SEEN = "stop_seen"
     RESUME = "resume"
+    FROZEN_STILL = "frozen_still"
+    """A resume was refused: it stays as it was."""
+    SAVED_STILL = "saved_still"
+    STOPPED_STILL = "stopped_still"
     RELEASE = "release"
     ABSENCE_CONFIRMED = "absence_confirmed"
     FAILURE_CONFIRMED = "failure_confirmed"
@@ -73,6 +79,18 @@ LIVING: Final = frozenset(State) - TERMINAL
 STARTING: Final = frozenset({State.PENDING, State.RESERVING, State.PROVISIONING})
 """Not shown to E2B clients: 404 and not listed."""
 
+_PLACED: Final = (
+    State.PROVISIONING,
+    State.READY,
+    State.PAUSING,
+    State.PAUSED,
+    State.SUSPENDING,
+    State.STOPPING,
+    State.STOPPED,
+    State.RESUMING,
+)
+"""A placement holds something; it may be lost."""
+
 _BASE: Final[Mapping[tuple[State, Event], State]] = {
     (State.PENDING, Event.HOST_REFUSED): State.RESERVING,
     (State.RESERVING, Event.HOST_REFUSED): State.RESERVING,
@@ -81,20 +99,24 @@ _BASE: Final[Mapping[tuple[State, Event], State]] = {
     (State.PENDING, Event.PLACED): State.PROVISIONING,
     (State.RESERVING, Event.PLACED): State.PROVISIONING,
     (State.PROVISIONING, Event.GUEST_READY): State.READY,
-    (State.PROVISIONING, Event.REPLACED): State.PENDING,
-    (State.READY, Event.REPLACED): State.PENDING,
+    **{(state, Event.REPLACED): State.PENDING for state in _PLACED},
     (State.READY, Event.PAUSE): State.PAUSING,
     (State.PAUSING, Event.PAUSE_SEEN): State.PAUSED,
+    (State.PAUSING, Event.PAUSE_FAILED): State.READY,
     (State.READY, Event.SUSPEND): State.SUSPENDING,
     (State.PAUSED, Event.SUSPEND): State.SUSPENDING,
     (State.SUSPENDING, Event.SUSPEND_SEEN): State.SUSPENDED,
     (State.SUSPENDING, Event.SAVE_FAILED): State.READY,
     (State.READY, Event.STOP): State.STOPPING,
     (State.STOPPING, Event.STOP_SEEN): State.STOPPED,
+    (State.STOPPING, Event.STOP_FAILED): State.READY,
     (State.PAUSED, Event.RESUME): State.RESUMING,
     (State.SUSPENDED, Event.RESUME): State.RESUMING,
     (State.STOPPED, Event.RESUME): State.RESUMING,
     (State.RESUMING, Event.GUEST_READY): State.READY,
+    (State.RESUMING, Event.FROZEN_STILL): State.PAUSED,
+    (State.RESUMING, Event.SAVED_STILL): State.SUSPENDED,
+    (State.RESUMING, Event.STOPPED_STILL): State.STOPPED,
     (State.RELEASING, Event.ABSENCE_CONFIRMED): State.RELEASED,
     (State.RELEASING, Event.FAILURE_CONFIRMED): State.FAILED,
 }
@@ -150,3 +172,7 @@ class Sandbox:
     bootstrap_exposed: bool = False
     secured: bool = True
     """The guest demands the sandbox's access token."""
+    waiting_since: float | None = None
+    """Since when it waits for a host: its creation, or its last replacement."""
+    unseen: int = 0
+    """Earlier placements that were neither seen gone nor fenced yet, and hold what they held."""

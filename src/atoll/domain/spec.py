@@ -35,6 +35,32 @@ class OnLeaseExpiry(StrEnum):
     KEEP = "keep"
 
 
+class OnLoss(StrEnum):
+    """What becomes of a sandbox that was ready when its placement is lost. Before it was ready it is always replaced."""
+
+    END = "end"
+    REPLACE = "replace"
+    """By a new one with the same id, once its host is fenced or the client says that the old one may no longer act."""
+
+
+class PlacementPolicy(StrEnum):
+    """In which order hosts are asked."""
+
+    PACK = "pack"
+    """Full ones first, so that large holes stay for large sandboxes."""
+    SPREAD = "spread"
+    """The emptiest of a few."""
+
+
+class Ingress(StrEnum):
+    """Who reaches a sandbox's ports."""
+
+    PUBLIC = "public"
+    """Everybody, unless the request says otherwise."""
+    TOKEN = "token"  # noqa: S105 - a word, not a secret
+    """Who has the sandbox's traffic token, whatever the request says."""
+
+
 class OnEnd(StrEnum):
     """What the agent does at `end_at`."""
 
@@ -86,6 +112,13 @@ class Spec:
     release_s: float = 60.0
     no_capacity_s: float = 300.0
     create_patience_s: float = 50.0
+    bootstrap_s: float = 30.0
+    timeout_s_max: int = 24 * 3600
+    """How far its end may be moved."""
+    on_loss: OnLoss = OnLoss.END
+    attempts_max: int = 3
+    placement_policy: PlacementPolicy = PlacementPolicy.PACK
+    placement_choices: int = 2
 
     def vector(self) -> Vector:
         """What a running placement of this spec holds on its host."""

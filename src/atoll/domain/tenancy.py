@@ -18,13 +18,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """A tenant and its limits."""
+    """A tenant. Its limits are the deployment document's (`deployment.py`)."""
 
     id: TeamId
     name: str
-    max_sandboxes: int
-    max_records: int
-    requests_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

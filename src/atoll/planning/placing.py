@@ -1,20 +1,55 @@
 """Placement: which hosts may hold a sandbox, in which order they are asked, and why the others may not.
 
-Theory of operation. `explain` gives every host's reasons against it; a host without any is a candidate. `candidates` orders them by the
-score of DESIGN: origin host first, image held, least memory left, least CPU left, then a stable hash, so that racing sandboxes spread
-their ties. What a candidate has free is a hint: only the reservation on the host's record grants.
+Theory of operation. A host that no filter objects to is a candidate. `candidates` orders them by the score of DESIGN: origin host first,
+image held, then by policy (`pack`: least memory left, least CPU left; `spread`: of a few that are drawn, the most left), then a stable
+distance between sandbox and host, so that racing sandboxes spread their ties. What a host has free is a hint here: only its own record
+grants (`refusal`, read with its row locked). This module says what is right for any number of hosts; `fleet.py` gives the same answer
+without looking at each of ten thousand.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
 
 from atoll.base.errors import Code
 from atoll.base.units import Vector
 from atoll.domain.host import Admin, Health, Host, health
-from atoll.domain.spec import Spec
+from atoll.domain.spec import PlacementPolicy, Spec
+
+PROTOCOL: Final = 1
+"""Of agents and guests, as this control speaks it."""
+
+
+class Filter(StrEnum):
+    """Why a host may not hold a sandbox. Append only: clients see these words."""
+
+    HOST_NOT_ACTIVE = "HOST_NOT_ACTIVE"
+    HOST_NOT_HEALTHY = "HOST_NOT_HEALTHY"
+    HOST_CHECK_FAILED = "HOST_CHECK_FAILED"
+    ARCH_MISMATCH = "ARCH_MISMATCH"
+    REGION_MISMATCH = "REGION_MISMATCH"
+    LABEL_MISMATCH = "LABEL_MISMATCH"
+    PROTOCOL_UNSUPPORTED = "PROTOCOL_UNSUPPORTED"
+    ISOLATION_UNAVAILABLE = "ISOLATION_UNAVAILABLE"
+    OTHER_HOST_REQUIRED = "OTHER_HOST_REQUIRED"
+    INSUFFICIENT_CPU = "INSUFFICIENT_CPU"
+    INSUFFICIENT_MEMORY = "INSUFFICIENT_MEMORY"
+    INSUFFICIENT_DISK = "INSUFFICIENT_DISK"
+    INSUFFICIENT_SLOTS = "INSUFFICIENT_SLOTS"
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """One filter's word about one host, with what it compared."""
+
+    filter: Filter
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,82 +59,206 @@ class Advert:
     host: Host
     used: Vector
 
+    @property
+    def free(self) -> Vector:
+        return self.host.capacity - self.used
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A host that may be asked."""
 
     host_id: str
-    score: tuple[int, int, int, int, str]
+    score: tuple[int, int, int, int, int]
 
 
-def objections(advert: Advert, spec: Spec, *, now: float, protocol: int = 1) -> list[str]:
-    """Why this host may not hold it: stable codes and filter names; empty when it may."""
-    host = advert.host
-    reasons: list[str] = []
+def lasting(host: Host, spec: Spec, *, protocol: int = PROTOCOL) -> Iterator[Objection]:
+    """What speaks against a host whatever time it is and whatever else it holds."""
     if host.admin is not Admin.ACTIVE:
-        reasons.append(Code.HOST_NOT_ACTIVE)
-    if health(host, now=now) is not Health.HEALTHY:
-        reasons.append("HOST_NOT_HEALTHY")
+        yield Objection(Filter.HOST_NOT_ACTIVE, host.admin.value)
     if host.problems:
-        reasons.append("HOST_CHECK_FAILED:" + ",".join(host.problems))
+        yield Objection(Filter.HOST_CHECK_FAILED, ", ".join(host.problems))
     if host.arch != spec.arch:
-        reasons.append("ARCH_MISMATCH")
+        yield Objection(Filter.ARCH_MISMATCH, f"{host.arch}, not {spec.arch}")
     if spec.regions and host.region not in spec.regions:
-        reasons.append("REGION_MISMATCH")
-    if any(host.labels.get(name) != value for name, value in spec.labels):
-        reasons.append("LABEL_MISMATCH")
+        yield Objection(Filter.REGION_MISMATCH, f"{host.region}, not {' or '.join(spec.regions)}")
+    wrong = [f"{name}={host.labels.get(name, '(none)')}, not {value}" for name, value in spec.labels if host.labels.get(name) != value]
+    if wrong:
+        yield Objection(Filter.LABEL_MISMATCH, "; ".join(wrong))
     if not host.protocol_min <= protocol <= host.protocol_max:
-        reasons.append(Code.PROTOCOL_UNSUPPORTED)
+        yield Objection(Filter.PROTOCOL_UNSUPPORTED, f"{host.protocol_min} to {host.protocol_max}, not {protocol}")
     if spec.isolation.value not in host.isolations:
-        reasons.append("ISOLATION_UNAVAILABLE")
+        yield Objection(Filter.ISOLATION_UNAVAILABLE, f"{', '.join(sorted(host.isolations)) or 'none'}, not {spec.isolation.value}")
+
+
+def room(free: Vector, need: Vector) -> Iterator[Objection]:
+    """Of what a host has too little left."""
+    for name, unit, have, want in (
+        (Filter.INSUFFICIENT_CPU, "millicores", free.cpu_millis, need.cpu_millis),
+        (Filter.INSUFFICIENT_MEMORY, "MiB", free.memory_mib, need.memory_mib),
+        (Filter.INSUFFICIENT_DISK, "MiB", free.disk_mib, need.disk_mib),
+        (Filter.INSUFFICIENT_SLOTS, "", free.slots, need.slots),
+    ):
+        if want > have:
+            yield Objection(name, f"{max(0, have)} {unit}".rstrip() + f" free, {want} needed")
+
+
+def objections(advert: Advert, spec: Spec, *, now: float, protocol: int = PROTOCOL) -> list[Objection]:
+    """Why this host may not hold it; empty when it may."""
+    host = advert.host
+    reasons = list(lasting(host, spec, protocol=protocol))
+    state = health(host, now=now)
+    if state is not Health.HEALTHY:
+        reasons.append(Objection(Filter.HOST_NOT_HEALTHY, state.value))
     if spec.require_host is not None and spec.require_host not in (host.id, host.name):
-        reasons.append("OTHER_HOST_REQUIRED")
-    reasons.extend(f"INSUFFICIENT_{name}" for name in (host.capacity - advert.used).lacks(spec.vector()))
+        reasons.append(Objection(Filter.OTHER_HOST_REQUIRED, spec.require_host))
+    reasons.extend(room(advert.free, spec.vector()))
     return reasons
 
 
+def ring(name: str) -> int:
+    """Where a host or a sandbox lies on a circle of 2^64 places."""
+    return int.from_bytes(hashlib.blake2s(name.encode(), digest_size=8).digest(), "big")
+
+
+def distance(sandbox_id: str, host_id: str) -> int:
+    """How far a host lies after a sandbox on the circle: the same for everybody, and another order for each sandbox."""
+    return (ring(host_id) - ring(sandbox_id)) % 2**64
+
+
 def candidates(
-    adverts: Iterable[Advert], spec: Spec, *, sandbox_id: str, now: float, excluded: Sequence[str] = (), origin: str | None = None
+    adverts: Iterable[Advert],
+    spec: Spec,
+    *,
+    sandbox_id: str,
+    now: float,
+    excluded: Collection[str] = (),
+    origin: str | None = None,
+    draw: Callable[[Sequence[Advert]], Sequence[Advert]] | None = None,
 ) -> list[Candidate]:
-    """Hosts to ask, best first (policy `pack`)."""
-    need = spec.vector()
-    found: list[Candidate] = []
-    for advert in adverts:
-        host = advert.host
-        if host.id in excluded or objections(advert, spec, now=now):
-            continue
-        left = host.capacity - advert.used - need
-        tie = hashlib.blake2s(f"{sandbox_id}{host.id}".encode(), digest_size=8).hexdigest()
-        found.append(
-            Candidate(
-                host.id,
-                (0 if host.id == origin else 1, 0 if spec.image in host.images else 1, left.memory_mib, left.cpu_millis, tie),
-            )
-        )
-    return sorted(found, key=lambda c: c.score)
+    """Hosts to ask, best first. `draw` takes of all that fit those that `spread` compares; None: all of them."""
+    fit = [advert for advert in adverts if advert.host.id not in excluded and not objections(advert, spec, now=now)]
+    if spec.placement_policy is PlacementPolicy.SPREAD and draw is not None:
+        fit = list(draw(fit))
+    found = [Candidate(advert.host.id, score(advert, spec, sandbox_id=sandbox_id, origin=origin)) for advert in fit]
+    return sorted(found, key=lambda candidate: candidate.score)
 
 
-def explain(adverts: Iterable[Advert], spec: Spec, *, now: float) -> dict[str, list[str]]:
-    """Every host's objections, by host id."""
-    return {advert.host.id: objections(advert, spec, now=now) for advert in adverts}
+def score(advert: Advert, spec: Spec, *, sandbox_id: str, origin: str | None = None) -> tuple[int, int, int, int, int]:
+    """What candidates are ordered by; the smallest is asked first."""
+    host, left = advert.host, advert.free - spec.vector()
+    sign = 1 if spec.placement_policy is PlacementPolicy.PACK else -1
+    return (
+        0 if host.id == origin else 1,
+        0 if spec.image in host.images else 1,
+        sign * left.memory_mib,
+        sign * left.cpu_millis,
+        distance(sandbox_id, host.id),
+    )
 
 
-def summary(reasons: dict[str, list[str]]) -> str:
-    """One line for people: how many hosts, and how often each reason."""
-    if not reasons:
+def drawing(count: int, sandbox_id: str) -> Iterator[int]:
+    """Numbers below `count`, each once, in an order of this sandbox's own."""
+    if count <= 0:
+        return
+    at = ring(sandbox_id)
+    first, step = at % count, 1 + (at >> 32) % count
+    while math.gcd(step, count) != 1:
+        step += 1
+    for number in range(count):
+        yield (first + number * step) % count
+
+
+# Why not here.
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One host's part in a decision: what speaks against it, or its rank among those that may be asked (1: the first)."""
+
+    advert: Advert
+    objections: tuple[Objection, ...]
+    rank: int | None
+    refused: bool
+    """It was asked already for this sandbox, and its record said no."""
+    image: bool
+    """It holds the image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """How many hosts a filter removes, and how many of them nothing else speaks against."""
+
+    filter: Filter
+    hosts: int
+    alone: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A decision, for people: every host, the candidates in their order first."""
+
+    verdicts: tuple[Verdict, ...]
+    sums: tuple[Sum, ...]
+
+    @property
+    def candidates(self) -> int:
+        return sum(verdict.rank is not None for verdict in self.verdicts)
+
+    def __str__(self) -> str:
+        return summary(len(self.verdicts), {one.filter: one.hosts for one in self.sums})
+
+
+def explain(
+    adverts: Iterable[Advert], spec: Spec, *, sandbox_id: str, now: float, excluded: Collection[str] = (), holds: str | None = None
+) -> Explanation:
+    """Every host's verdict. `holds`: the host that has it already, which is judged as if it had not."""
+    judged: list[tuple[Advert, tuple[Objection, ...]]] = []
+    for known in adverts:
+        advert = replace(known, used=known.used - spec.vector()) if known.host.id == holds else known
+        judged.append((advert, tuple(objections(advert, spec, now=now))))
+    fit = [advert for advert, against in judged if not against]
+    ranks = {
+        one.host_id: rank for rank, one in enumerate(candidates(fit, spec, sandbox_id=sandbox_id, now=now, excluded=excluded), start=1)
+    }
+    verdicts = [
+        Verdict(advert, against, ranks.get(advert.host.id), advert.host.id in excluded, spec.image in advert.host.images)
+        for advert, against in judged
+    ]
+    verdicts.sort(key=lambda one: (one.rank is None, one.rank or 0, len(one.objections), one.advert.host.name))
+    return Explanation(tuple(verdicts), _sums(against for _, against in judged))
+
+
+def _sums(all_objections: Iterable[tuple[Objection, ...]]) -> tuple[Sum, ...]:
+    hosts: Counter[Filter] = Counter()
+    alone: Counter[Filter] = Counter()
+    for against in all_objections:
+        hosts.update(one.filter for one in against)
+        if len(against) == 1:
+            alone[against[0].filter] += 1
+    return tuple(Sum(name, hosts[name], alone[name]) for name in Filter if hosts[name])
+
+
+def summary(total: int, removed: dict[Filter, int]) -> str:
+    """One line for people: how many hosts, and how many each filter removes."""
+    if total == 0:
         return "no host is registered"
-    counts: dict[str, int] = {}
-    for of_host in reasons.values():
-        for reason in of_host:
-            counts[reason] = counts.get(reason, 0) + 1
-    listed = ", ".join(f"{reason} x{n}" for reason, n in sorted(counts.items()))
-    return f"{len(reasons)} host(s): {listed or 'all refused at reservation'}"
+    listed = ", ".join(f"{name} x{count}" for name, count in sorted(removed.items()) if count)
+    return f"{total} host(s): {listed or 'all refused at reservation'}"
 
 
-def refusal(host: Host, *, used: Vector, need: Vector) -> Code | None:
-    """What the host's own record says to a reservation; None grants it. Read with the row locked."""
+# The host's own word.
+
+
+def refusal(host: Host, spec: Spec, *, used: Vector) -> Code | None:
+    """What the host's own record says to a reservation; None grants it. Read with the row locked.
+
+    How long it was not heard of decides nothing here: its record grants, and its lease says what becomes of it.
+    """
+    need = spec.vector()
     if host.admin is not Admin.ACTIVE:
         return Code.HOST_NOT_ACTIVE
-    lacking = (host.capacity - used).lacks(need)
-    return Code(f"INSUFFICIENT_{lacking[0]}") if lacking else None
+    if any(True for _ in lasting(host, spec)):
+        return Code.HOST_UNSUITABLE
+    lacking = next(room(host.capacity - used, need), None)
+    return Code(lacking.filter.value) if lacking is not None else None

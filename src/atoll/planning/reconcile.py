@@ -19,9 +19,9 @@ from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
+from atoll.domain.spec import OnLoss
+from atoll.planning import replacing
 
-ATTEMPTS_MAX: Final = 3
-"""Placements of one sandbox that may fail before it does."""
 BACKOFF_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0)
 END_GRACE_S: Final = 0.5
 """A start quicker than this keeps the end that was counted from its placing."""
@@ -33,6 +33,8 @@ class Facts:
 
     sandbox: Sandbox
     placement: Placement | None
+    older: tuple[Placement, ...] = ()
+    """Earlier placements that still hold something, where there are any (`Sandbox.unseen`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,11 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The agent has said something about the current placement."""
+    """The agent has said something about a placement; None: the current one."""
 
     report: Report
     ended_by: str | None = None
+    placement_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ class EndMoved:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Its host is fenced and the last lease has run out: what it held is gone."""
+    """A placement's host is fenced and the last lease has run out: what it held is gone. None: the current one's."""
+
+    placement_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +101,20 @@ class HostHeard:
     """Whether its host is heard of. A word about the host, not about the sandbox: it frees nothing and ends nothing."""
 
     lost: bool
+    host_id: str | None = None
+    """None: its host's, whichever that is."""
 
 
-Stimulus = Tick | ReleaseRequested | Placed | HostRefused | NoRoom | Heard | EndMoved | Fenced | HostHeard
+@dataclass(frozen=True, slots=True)
+class ReplacementAuthorized:
+    """The client certifies that what the guest of this generation was given is revoked outside."""
+
+    generation: int
+    by: str
+    statement: str = ""
+
+
+Stimulus = Tick | ReleaseRequested | Placed | HostRefused | NoRoom | Heard | EndMoved | Fenced | HostHeard | ReplacementAuthorized
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +132,8 @@ class Outcome:
     sandbox: Sandbox
     placement: Placement | None
     notes: tuple[Note, ...]
+    older: tuple[Placement, ...] = ()
+    """Earlier placements that have changed."""
 
 
 def advance(facts: Facts, stimulus: Stimulus, *, now: float) -> Outcome | None:
@@ -136,10 +154,10 @@ def advance(facts: Facts, stimulus: Stimulus, *, now: float) -> Outcome | None:
             return _refused(facts, stimulus, now)
         case NoRoom():
             return _no_room(facts, stimulus, now)
-        case EndMoved() | HostHeard():
-            return _noted(facts, stimulus)
+        case EndMoved() | HostHeard() | ReplacementAuthorized():
+            return _noted(facts, stimulus, now)
         case Fenced():
-            return _gone(facts, facts.placement, None, now)
+            return _fenced(facts, stimulus, now)
         case Tick():
             return _tick(facts, now)
 
@@ -148,12 +166,9 @@ def wants_placing(sandbox: Sandbox, *, now: float) -> bool:
     """Whether a host should be looked for now."""
     if sandbox.state is State.RESERVING:
         return True
-    return sandbox.state is State.PENDING and (sandbox.deadline_at is None or sandbox.deadline_at <= now)
-
-
-def may_replace(sandbox: Sandbox) -> bool:
-    """Automatic replacement: only while the guest never reported ready, no bootstrap payload was exposed, and attempts are left."""
-    return sandbox.started_at is None and not sandbox.bootstrap_exposed and sandbox.attempts < ATTEMPTS_MAX
+    if sandbox.state is not State.PENDING or Condition.REPLACEMENT_BLOCKED in sandbox.conditions:
+        return False
+    return sandbox.deadline_at is None or sandbox.deadline_at <= now
 
 
 def _placed(facts: Facts, stimulus: Placed, now: float) -> Outcome | None:
@@ -167,7 +182,7 @@ def _placed(facts: Facts, stimulus: Placed, now: float) -> Outcome | None:
         host_id=stimulus.placement.host_id,
         placement_id=stimulus.placement.id,
         attempts=sandbox.attempts + 1,
-        deadline_at=now + spec.image_s + spec.guest_ready_s,
+        deadline_at=now + spec.image_s + spec.guest_ready_s + spec.bootstrap_s,
         end_at=now + spec.guest_ready_s + spec.timeout_s,
         end_revision=sandbox.end_revision + 1,
         conditions=sandbox.conditions - {Condition.NO_ELIGIBLE_HOST},
@@ -193,15 +208,16 @@ def _no_room(facts: Facts, stimulus: NoRoom, now: float) -> Outcome | None:
     sandbox = facts.sandbox
     if sandbox.state not in (State.PENDING, State.RESERVING):
         return None
-    if now >= sandbox.created_at + sandbox.spec.no_capacity_s:
+    since = sandbox.created_at if sandbox.waiting_since is None else sandbox.waiting_since
+    if now >= since + sandbox.spec.no_capacity_s:
         return _release(facts, ReleaseRequested(Code.NO_CAPACITY, failing=True, detail=stimulus.detail), now)
-    # The pause grows with the sandbox's age, so that it needs no counter of its own.
-    pause_s = next((b for b in BACKOFF_S if now - sandbox.created_at < 4 * b), BACKOFF_S[-1])
+    # The pause grows with how long it has waited, so that it needs no counter of its own.
+    pause_s = next((b for b in BACKOFF_S if now - since < 4 * b), BACKOFF_S[-1])
     after = replace(
         sandbox,
         state=sb.step(sandbox.state, Event.NO_ROOM),
         tried_hosts=(),
-        deadline_at=min(now + pause_s, sandbox.created_at + sandbox.spec.no_capacity_s),
+        deadline_at=min(now + pause_s, since + sandbox.spec.no_capacity_s),
         conditions=sandbox.conditions | {Condition.NO_ELIGIBLE_HOST},
         detail=stimulus.detail,
     )
@@ -224,7 +240,7 @@ def _release(facts: Facts, stimulus: ReleaseRequested, now: float) -> Outcome | 
     )
     note = Note(ev.SANDBOX_RELEASING, {"reason": str(stimulus.reason), "detail": stimulus.detail})
     if placement is None or placement.holding is Holding.NONE:
-        return _confirmed(sandbox, placement, (note,), now)
+        return _ended(sandbox, placement, (note,), now)
     return Outcome(sandbox, _ordered_away(placement, str(stimulus.reason)), (note,))
 
 
@@ -237,6 +253,18 @@ def _ordered_away(placement: Placement, reason: str) -> Placement:
         desired_revision=placement.desired_revision + 1,
         desired_reason=reason,
     )
+
+
+def _ended(sandbox: Sandbox, placement: Placement | None, notes: tuple[Note, ...], now: float) -> Outcome:
+    """Nothing of its present generation is left: its end, unless something of an earlier one may be."""
+    if sandbox.unseen == 0:
+        return _confirmed(sandbox, placement, notes, now)
+    waiting = replace(
+        sandbox,
+        conditions=sandbox.conditions - {Condition.UNREACHABLE, Condition.REPLACEMENT_BLOCKED} | {Condition.CLEANUP_PENDING},
+        deadline_at=now + sandbox.spec.release_s,
+    )
+    return Outcome(waiting, placement, (*notes, Note(ev.SANDBOX_CLEANUP_PENDING, {"placements": sandbox.unseen})))
 
 
 def _confirmed(sandbox: Sandbox, placement: Placement | None, notes: tuple[Note, ...], now: float) -> Outcome:
@@ -252,6 +280,17 @@ def _confirmed(sandbox: Sandbox, placement: Placement | None, notes: tuple[Note,
     return Outcome(after, placement, (*notes, Note(kind, {"reason": sandbox.reason})))
 
 
+def _fenced(facts: Facts, stimulus: Fenced, now: float) -> Outcome | None:
+    if stimulus.placement_id is None or _is(facts.placement, stimulus.placement_id):
+        return _gone(facts, facts.placement, None, now)
+    older = next((one for one in facts.older if one.id == stimulus.placement_id), None)
+    return None if older is None else _older_gone(facts, _ordered_away(older, str(Code.PLACEMENT_LOST)), now)
+
+
+def _is(placement: Placement | None, placement_id: str) -> bool:
+    return placement is not None and placement.id == placement_id
+
+
 def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: float) -> Outcome | None:
     """The placement is seen absent, or fenced: give its capacity back, and decide what that means for the sandbox."""
     if placement is None or placement.holding is Holding.NONE:
@@ -263,35 +302,67 @@ def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: f
     placement = replace(pl.grant(placement, Grant.GONE), observed=Observed.ABSENT, ready=False, gone_at=now)
     gone = Note(ev.PLACEMENT_GONE, {"placement_id": placement.id, "host_id": placement.host_id})
     if sandbox.state is State.RELEASING:
-        return _confirmed(sandbox, placement, (gone,), now)
-    reason = (heard.report.reason if heard else None) or Code.PLACEMENT_LOST
-    if sandbox.state is State.PROVISIONING and may_replace(sandbox) and not (heard and heard.ended_by in ("end_at", "lease")):
-        after = replace(
-            sandbox,
-            state=sb.step(sandbox.state, Event.REPLACED),
-            generation=sandbox.generation + 1,
-            placement_id=None,
-            host_id=None,
-            tried_hosts=(),
-            deadline_at=now + BACKOFF_S[0],
-            detail=heard.report.detail if heard else None,
-        )
-        return Outcome(after, placement, (gone, Note(ev.SANDBOX_REPLACED, {"reason": str(reason)})))
+        return _ended(sandbox, placement, (gone,), now)
+    reason = str((heard.report.reason if heard else None) or Code.PLACEMENT_LOST)
+    detail = heard.report.detail if heard else None
     ended = heard.ended_by if heard else None
+    replaced = _replacement(sandbox, ended=ended, fenced=heard is None, detail=detail, now=now)
+    if replaced is not None:
+        return Outcome(replaced, placement, (gone, *_replacement_notes(replaced, reason)))
     releasing = replace(
         sandbox,
         state=sb.step(sandbox.state, Event.RELEASE),
-        reason=str(reason),
-        detail=heard.report.detail if heard else None,
+        reason=reason,
+        detail=detail,
         # A guest that ends by itself before it ever answered was no success, whatever its exit says.
         failing=ended != "end_at" and (ended != "exit" or sandbox.started_at is None),
         release_requested_at=now,
     )
-    return _confirmed(releasing, placement, (gone,), now)
+    return _ended(releasing, placement, (gone,), now)
+
+
+def _replacement(sandbox: Sandbox, *, ended: str | None, fenced: bool, detail: str | None, now: float) -> Sandbox | None:
+    """The next generation of a sandbox whose placement is gone, at once or after somebody's word; None: it ends."""
+    if sandbox.state is State.PROVISIONING:
+        if not replacing.may_replace(sandbox) or ended in ("end_at", "lease"):
+            return None
+        return replacing.next_generation(sandbox, now=now, detail=detail)
+    if sandbox.state not in replacing.SETTLED or sandbox.spec.on_loss is not OnLoss.REPLACE or ended in ("end_at", "exit"):
+        return None
+    return (replacing.next_generation if fenced else replacing.waiting_for_word)(sandbox, now=now, detail=detail)
+
+
+def _replacement_notes(after: Sandbox, reason: str) -> tuple[Note, ...]:
+    replaced = Note(ev.SANDBOX_REPLACED, {"reason": reason})
+    blocked = Condition.REPLACEMENT_BLOCKED in after.conditions
+    return (replaced, Note(ev.SANDBOX_REPLACEMENT_BLOCKED, {"reason": reason})) if blocked else (replaced,)
+
+
+def _older_heard(facts: Facts, older: Placement, report: Report, now: float) -> Outcome | None:
+    """Word of an earlier placement: it changes nothing of the sandbox but its end, which waits for it."""
+    seen = pl.observe(older, report)
+    if isinstance(seen, pl.Stale):
+        return None
+    if seen.observed is Observed.ABSENT:
+        return _older_gone(facts, seen, now)
+    return Outcome(facts.sandbox, facts.placement, (), (seen,))
+
+
+def _older_gone(facts: Facts, older: Placement, now: float) -> Outcome:
+    older = replace(pl.grant(older, Grant.GONE), observed=Observed.ABSENT, ready=False, gone_at=now)
+    gone = Note(ev.PLACEMENT_GONE, {"placement_id": older.id, "host_id": older.host_id})
+    sandbox = replace(facts.sandbox, unseen=max(0, facts.sandbox.unseen - 1))
+    nowhere = facts.placement is None or facts.placement.holding is Holding.NONE
+    if sandbox.state is State.RELEASING and nowhere and sandbox.unseen == 0:
+        return replace(_confirmed(sandbox, facts.placement, (gone,), now), older=(older,))
+    return Outcome(sandbox, facts.placement, (gone,), (older,))
 
 
 def _heard(facts: Facts, heard: Heard, now: float) -> Outcome | None:
     sandbox, placement = facts.sandbox, facts.placement
+    if heard.placement_id is not None and not _is(placement, heard.placement_id):
+        older = next((one for one in facts.older if one.id == heard.placement_id), None)
+        return None if older is None else _older_heard(facts, older, heard.report, now)
     if placement is None or placement.holding is Holding.NONE:
         return None
     seen = pl.observe(placement, heard.report)
@@ -304,8 +375,19 @@ def _heard(facts: Facts, heard: Heard, now: float) -> Outcome | None:
             return _running(sandbox, seen, now)
         case Observed.ERROR:
             return _erred(facts, seen, now)
+        case Observed.STARTING | Observed.RUNNING:
+            return Outcome(_booting(sandbox, seen, now), seen, ())
         case _:
             return Outcome(sandbox, seen, ())
+
+
+def _booting(sandbox: Sandbox, placement: Placement, now: float) -> Sandbox:
+    """The image is there and the guest is coming: from now on it has only its own time. A deadline is never moved away."""
+    if sandbox.state is not State.PROVISIONING or placement.desired is not Kind.ENSURE_RUNNING or sandbox.deadline_at is None:
+        return sandbox
+    spec = sandbox.spec
+    nearer = min(sandbox.deadline_at, now + spec.guest_ready_s + spec.bootstrap_s)
+    return sandbox if nearer == sandbox.deadline_at else replace(sandbox, deadline_at=nearer)
 
 
 def _running(sandbox: Sandbox, placement: Placement, now: float) -> Outcome:
@@ -320,6 +402,7 @@ def _running(sandbox: Sandbox, placement: Placement, now: float) -> Outcome:
         deadline_at=None,
         end_at=now + sandbox.spec.timeout_s,
         end_revision=sandbox.end_revision + 1,
+        conditions=sandbox.conditions - {Condition.DEADLINE_MISSED},
         detail=None,
     )
     return Outcome(after, placement, (Note(ev.SANDBOX_READY, {"host_id": placement.host_id, "placement_id": placement.id}),))
@@ -332,17 +415,50 @@ def _erred(facts: Facts, placement: Placement, now: float) -> Outcome:
     if sandbox.state is State.RELEASING:
         waiting = replace(sandbox, conditions=sandbox.conditions | {Condition.CLEANUP_PENDING}, detail=placement.detail)
         return Outcome(waiting, placement, (note,) if Condition.CLEANUP_PENDING not in sandbox.conditions else ())
-    if sandbox.state is State.PROVISIONING and may_replace(sandbox):
-        # Absence first: the next generation starts only when this one is seen gone.
-        return Outcome(sandbox, _ordered_away(placement, str(reason)), (note,))
+    if sandbox.state is State.PROVISIONING and replacing.may_replace(sandbox):
+        return _away_first(sandbox, placement, str(reason), (note,), now)
     released = _release(Facts(sandbox, placement), ReleaseRequested(str(reason), failing=True, detail=placement.detail), now)
     assert released is not None
     return replace(released, notes=(note, *released.notes))
 
 
-def _noted(facts: Facts, stimulus: EndMoved | HostHeard) -> Outcome | None:
-    """What changes no state."""
-    return _end_moved(facts, stimulus) if isinstance(stimulus, EndMoved) else _host_heard(facts, stimulus)
+def _away_first(sandbox: Sandbox, placement: Placement, reason: str, notes: tuple[Note, ...], now: float) -> Outcome:
+    """Absence first: the next generation starts only when this one is seen gone."""
+    away = _ordered_away(placement, reason)
+    waiting = replacing.with_block(replace(sandbox, deadline_at=now + sandbox.spec.release_s), away)
+    return Outcome(waiting, away, notes)
+
+
+def _noted(facts: Facts, stimulus: EndMoved | HostHeard | ReplacementAuthorized, now: float) -> Outcome | None:
+    """Words from outside that neither host nor guest has said."""
+    match stimulus:
+        case EndMoved():
+            return _end_moved(facts, stimulus)
+        case HostHeard():
+            return _host_heard(facts, stimulus)
+        case ReplacementAuthorized():
+            return _authorized(facts, stimulus, now)
+
+
+def _authorized(facts: Facts, stimulus: ReplacementAuthorized, now: float) -> Outcome | None:
+    """Begin the next generation without having seen the old one gone. None where nothing is blocked, or another generation is meant."""
+    sandbox, placement = facts.sandbox, facts.placement
+    if Condition.REPLACEMENT_BLOCKED not in sandbox.conditions:
+        return None
+    word = Note(
+        ev.SANDBOX_REPLACEMENT_AUTHORIZED, {"client_id": stimulus.by, "statement": stimulus.statement, "generation": stimulus.generation}
+    )
+    if sandbox.state is State.PENDING:
+        if stimulus.generation != sandbox.generation - 1:
+            return None
+        conditions = sandbox.conditions - {Condition.REPLACEMENT_BLOCKED}
+        return Outcome(replace(sandbox, conditions=conditions, waiting_since=now, deadline_at=now), placement, (word,))
+    if placement is None or stimulus.generation != sandbox.generation:
+        return None
+    away = _ordered_away(placement, str(Code.PLACEMENT_LOST))
+    after = replacing.next_generation(sandbox, now=now, detail=None)
+    replaced = Note(ev.SANDBOX_REPLACED, {"reason": str(Code.PLACEMENT_LOST)})
+    return Outcome(replace(after, unseen=after.unseen + 1), None, (word, replaced), (away,))
 
 
 def _end_moved(facts: Facts, stimulus: EndMoved) -> Outcome | None:
@@ -354,12 +470,17 @@ def _end_moved(facts: Facts, stimulus: EndMoved) -> Outcome | None:
 
 
 def _host_heard(facts: Facts, stimulus: HostHeard) -> Outcome | None:
-    sandbox = facts.sandbox
-    if facts.placement is None or (Condition.UNREACHABLE in sandbox.conditions) is stimulus.lost:
+    sandbox, placement = facts.sandbox, facts.placement
+    if placement is None or (Condition.UNREACHABLE in sandbox.conditions) is stimulus.lost:
         return None
+    if stimulus.host_id not in (None, placement.host_id):
+        return None  # of a host where an earlier placement is
     conditions = sandbox.conditions | {Condition.UNREACHABLE} if stimulus.lost else sandbox.conditions - {Condition.UNREACHABLE}
-    note = Note(ev.SANDBOX_UNREACHABLE if stimulus.lost else ev.SANDBOX_REACHABLE, {"host_id": facts.placement.host_id})
-    return Outcome(replace(sandbox, conditions=conditions), facts.placement, (note,))
+    after = replacing.with_block(replace(sandbox, conditions=conditions), placement)
+    notes = [Note(ev.SANDBOX_UNREACHABLE if stimulus.lost else ev.SANDBOX_REACHABLE, {"host_id": placement.host_id})]
+    if Condition.REPLACEMENT_BLOCKED in after.conditions - sandbox.conditions:
+        notes.append(Note(ev.SANDBOX_REPLACEMENT_BLOCKED, {"host_id": placement.host_id}))
+    return Outcome(after, placement, tuple(notes))
 
 
 def _tick(facts: Facts, now: float) -> Outcome | None:
@@ -368,15 +489,48 @@ def _tick(facts: Facts, now: float) -> Outcome | None:
         return None
     match sandbox.state:
         case State.PROVISIONING:
-            return _release(facts, ReleaseRequested(Code.GUEST_BOOT_TIMEOUT, failing=True), now)
+            return _late(facts, now)
         case State.RELEASING:
-            # Frees nothing: it says aloud that the cleanup is late, and looks again.
-            first = Condition.CLEANUP_PENDING not in sandbox.conditions
-            after = replace(
-                sandbox,
-                conditions=sandbox.conditions | {Condition.CLEANUP_PENDING},
-                deadline_at=now + sandbox.spec.release_s,
-            )
-            return Outcome(after, facts.placement, (Note(ev.SANDBOX_CLEANUP_PENDING),) if first else ())
+            return _still_there(facts, now)
+        case State.PENDING if Condition.REPLACEMENT_BLOCKED in sandbox.conditions:
+            # No agent has it, so nobody else would end it.
+            return _release(facts, ReleaseRequested(Code.END_REACHED), now)
         case _:
             return None
+
+
+def _late(facts: Facts, now: float) -> Outcome | None:
+    """The guest should have answered, or what was ordered away should be gone. Frees nothing."""
+    sandbox, placement = facts.sandbox, facts.placement
+    if placement is not None and placement.desired is Kind.ENSURE_ABSENT:
+        return _still_there(facts, now)
+    seen = placement.observed if placement is not None else Observed.UNKNOWN
+    reason = str(_LATE.get(seen, Code.GUEST_BOOT_TIMEOUT))
+    missed = Note(ev.SANDBOX_DEADLINE_MISSED, {"state": sandbox.state.value, "observed": seen.value, "reason": reason})
+    late = replace(sandbox, conditions=sandbox.conditions | {Condition.DEADLINE_MISSED})
+    if placement is not None and sandbox.state is State.PROVISIONING and replacing.may_replace(sandbox):
+        return _away_first(late, placement, reason, (missed,), now)
+    released = _release(replace(facts, sandbox=late), ReleaseRequested(reason, failing=True), now)
+    assert released is not None
+    return replace(released, notes=(missed, *released.notes))
+
+
+def _still_there(facts: Facts, now: float) -> Outcome:
+    """Say aloud that the cleanup is late, and look again."""
+    sandbox = facts.sandbox
+    first = Condition.CLEANUP_PENDING not in sandbox.conditions
+    after = replace(
+        sandbox,
+        conditions=sandbox.conditions | {Condition.CLEANUP_PENDING},
+        deadline_at=now + sandbox.spec.release_s,
+    )
+    return Outcome(after, facts.placement, (Note(ev.SANDBOX_CLEANUP_PENDING),) if first else ())
+
+
+_LATE: Final[Mapping[Observed, Code]] = {
+    Observed.UNKNOWN: Code.START_TIMEOUT,
+    Observed.ACCEPTED: Code.START_TIMEOUT,
+    Observed.PREPARING: Code.IMAGE_TIMEOUT,
+    Observed.PREPARED: Code.START_TIMEOUT,
+}
+"""Why it is late, by what was seen last."""

@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from atoll.base.errors import Code, Refused
-from atoll.domain.spec import Isolation, NetworkSpec, OnEnd, OnExit, OnLeaseExpiry, Spec
+from atoll.domain.deployment import Deployment, Range, WorkloadClass
+from atoll.domain.spec import Ingress, NetworkSpec, OnEnd, Spec
 from atoll.domain.template import Template
 
-
-@dataclass(frozen=True, slots=True)
-class WorkloadClass:
-    """The operator's policy for a kind of workload. *Units*: millicores, MiB, seconds."""
-
-    name: str = "default"
-    isolation: Isolation = Isolation.GVISOR
-    cpu_millis_min: int = 50
-    cpu_millis_max: int = 8000
-    memory_mib_min: int = 32
-    memory_mib_max: int = 16384
-    disk_mib_min: int = 64
-    disk_mib_max: int = 65536
-    pids_max: int = 4096
-    timeout_s_max: int = 24 * 3600
-    on_lease_expiry: OnLeaseExpiry = OnLeaseExpiry.END
-    on_exit: OnExit = OnExit.RELEASE
-    guest_ready_s: float = 60.0
-    no_capacity_s: float = 300.0
-    create_patience_s: float = 50.0
-    metadata_pairs_max: int = 64
-    metadata_bytes_max: int = 16384
-    env_pairs_max: int = 512
-    env_bytes_max: int = 65536
-
-
-CLASSES: Final[Mapping[str, WorkloadClass]] = {
-    "default": WorkloadClass(),
-    "shared-kernel": WorkloadClass(name="shared-kernel", isolation=Isolation.SHARED_KERNEL),
-}
+FALLBACK_TEMPLATE: Final = "base"
+"""Where neither the request nor its class names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
     """What a client asks for, in Atoll's words; every API makes one of these. None means: as class and template say."""
 
-    template: str
+    template: str | None = None
     """Id, alias, `namespace/alias`, with an optional `:tag`."""
-    timeout_s: int
+    timeout_s: int | None = None
     class_name: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -68,9 +41,25 @@ class CreateRequest:
     """Add E2B's own variables and files inside."""
 
 
-def _within(name: str, value: int, low: int, high: int, unit: str) -> int:
-    if not low <= value <= high:
-        raise Refused(Code.CLASS_LIMIT, f"{name} {value} {unit} is outside {low}..{high} {unit}")
+def class_of(request: CreateRequest, deployment: Deployment) -> WorkloadClass:
+    """The class that a request is of. *Errors*: Refused INVALID_REQUEST when there is none of that name."""
+    policy = deployment.classes.get(request.class_name or deployment.default_class)
+    if policy is None:
+        there = ", ".join(deployment.classes)
+        raise Refused(Code.INVALID_REQUEST, f"class {(request.class_name or '')[:64]!r} does not exist; there are {there}")
+    return policy
+
+
+def template_of(request: CreateRequest, policy: WorkloadClass) -> str:
+    """The reference of the template that a request uses. *Errors*: none: whether there is such a template is for others to say."""
+    return request.template or policy.template or FALLBACK_TEMPLATE
+
+
+def _within(name: str, asked: int | None, allowed: Range, of_template: int, unit: str) -> int:
+    """What was asked for, else the class's default, else the template's own."""
+    value = asked if asked is not None else allowed.default if allowed.default is not None else of_template
+    if not allowed.min <= value <= allowed.max:
+        raise Refused(Code.CLASS_LIMIT, f"{name} {value} {unit} is outside {allowed.min}..{allowed.max} {unit}")
     return value
 
 
@@ -89,38 +78,72 @@ def _check_maps(request: CreateRequest, policy: WorkloadClass) -> None:
                 raise Refused(Code.INVALID_REQUEST, f"{name} has a name or value that cannot be set: {key[:40]!r}")
 
 
+def _network(request: CreateRequest, policy: WorkloadClass) -> NetworkSpec:
+    """The request's, within the class: a class may close what a request cannot open."""
+    network = request.network
+    if network.internet and not policy.internet:
+        network = replace(network, internet=False)
+    if policy.ingress is Ingress.TOKEN and network.public_traffic:
+        if not request.secured:
+            raise Refused(Code.CLASS_LIMIT, f"class {policy.name} closes ports without a token, which needs a secured sandbox")
+        network = replace(network, public_traffic=False)
+    return network
+
+
+def _timeout_s(request: CreateRequest, policy: WorkloadClass) -> int:
+    timeout_s = request.timeout_s if request.timeout_s is not None else policy.timeout_s_default
+    if timeout_s <= 0:
+        raise Refused(Code.INVALID_REQUEST, f"timeout {timeout_s} s must be positive")
+    if timeout_s > policy.timeout_s_max:
+        raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s} s is longer than {policy.timeout_s_max} s")
+    return timeout_s
+
+
+def _check_template(template: Template, policy: WorkloadClass) -> None:
+    if policy.templates and not {template.id, template.name, *template.aliases} & set(policy.templates):
+        allowed = ", ".join(policy.templates)
+        raise Refused(Code.CLASS_LIMIT, f"class {policy.name} does not take template {template.name}; it takes {allowed}")
+
+
 def resolve(request: CreateRequest, *, template: Template, policy: WorkloadClass) -> Spec:
-    """Class limits, then the template's build, then the request's overrides, in that order.
+    """The class's defaults and limits over the template's build, and the request's overrides within them.
 
     *Errors*: Refused CLASS_LIMIT, INVALID_REQUEST.
     """
-    if request.timeout_s <= 0:
-        raise Refused(Code.INVALID_REQUEST, f"timeout {request.timeout_s} s must be positive")
-    if request.timeout_s > policy.timeout_s_max:
-        raise Refused(Code.CLASS_LIMIT, f"timeout {request.timeout_s} s is longer than {policy.timeout_s_max} s")
+    timeout_s = _timeout_s(request, policy)
+    _check_template(template, policy)
     _check_maps(request, policy)
-    cpu = request.cpu_millis if request.cpu_millis is not None else template.cpu_millis
-    memory = request.memory_mib if request.memory_mib is not None else template.memory_mib
-    disk = request.disk_mib if request.disk_mib is not None else template.disk_mib
     return Spec(
         class_name=policy.name,
         template_id=template.id,
         image=template.image,
         image_name=template.name,
         isolation=policy.isolation,
-        cpu_millis=_within("CPU", cpu, policy.cpu_millis_min, policy.cpu_millis_max, "millicores"),
-        memory_mib=_within("memory", memory, policy.memory_mib_min, policy.memory_mib_max, "MiB"),
-        disk_mib=_within("disk", disk, policy.disk_mib_min, policy.disk_mib_max, "MiB"),
+        cpu_millis=_within("CPU", request.cpu_millis, policy.cpu_millis, template.cpu_millis, "millicores"),
+        memory_mib=_within("memory", request.memory_mib, policy.memory_mib, template.memory_mib, "MiB"),
+        disk_mib=_within("disk", request.disk_mib, policy.disk_mib, template.disk_mib, "MiB"),
         pids_max=policy.pids_max,
-        timeout_s=request.timeout_s,
+        timeout_s=timeout_s,
+        timeout_s_max=policy.timeout_s_max,
         on_end=request.on_end,
         on_exit=policy.on_exit,
         on_lease_expiry=policy.on_lease_expiry,
+        on_loss=policy.on_loss,
+        attempts_max=policy.attempts_max,
         default_user=template.default_user,
         default_workdir=template.default_workdir,
-        network=request.network,
+        network=_network(request, policy),
+        arch=policy.arch,
+        regions=policy.regions,
+        labels=policy.labels,
+        placement_policy=policy.placement_policy,
+        placement_choices=policy.placement_choices,
         require_host=request.require_host,
+        reserve_s=policy.reserve_s,
+        image_s=policy.image_s,
         guest_ready_s=policy.guest_ready_s,
+        bootstrap_s=policy.bootstrap_s,
+        release_s=policy.release_s,
         no_capacity_s=policy.no_capacity_s,
         create_patience_s=policy.create_patience_s,
     )

@@ -19,8 +19,9 @@ from atoll.domain import history
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.planning import placing
+from atoll.planning.placing import Advert
 from atoll.planning.reconcile import Facts, HostRefused, Note, Outcome, Placed, Stimulus, advance
-from atoll.store import rows
+from atoll.store import rows, tallies
 from atoll.store.engine import Stale
 from atoll.store.tables import EVENTS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
 
@@ -32,6 +33,15 @@ _FACTS: Final = (
     sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
     .outerjoin(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
     .where(SANDBOXES.c.id == sa.bindparam("of_id"))
+)
+_OLDER: Final = (
+    sa.select(PLACEMENTS)
+    .where(
+        PLACEMENTS.c.sandbox_id == sa.bindparam("of_sandbox"),
+        PLACEMENTS.c.holding != Holding.NONE.value,
+        PLACEMENTS.c.id != sa.bindparam("present"),
+    )
+    .order_by(PLACEMENTS.c.generation)
 )
 _HOST_LOCKED: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")).with_for_update()
 _NEW_SANDBOX: Final = sa.insert(SANDBOXES)
@@ -57,6 +67,10 @@ class Committed:
     changed: bool
     capacity_changed: bool = False
     """The host's used capacity is another."""
+    older: tuple[Placement, ...] = ()
+    """Earlier placements that have changed."""
+    refused_by: Advert | None = None
+    """The host that was asked and said no, as its record was."""
 
 
 def load(conn: sa.Connection, sandbox_id: str) -> Facts | None:
@@ -65,7 +79,11 @@ def load(conn: sa.Connection, sandbox_id: str) -> Facts | None:
     if row is None:
         return None
     placement = rows.placement({column.name: row[_ITS + column.name] for column in PLACEMENTS.c}) if row[f"{_ITS}id"] is not None else None
-    return Facts(rows.sandbox(row), placement)
+    sandbox = rows.sandbox(row)
+    if sandbox.unseen == 0:
+        return Facts(sandbox, placement)
+    older = conn.execute(_OLDER, {"of_sandbox": sandbox.id, "present": sandbox.placement_id or ""}).mappings()
+    return Facts(sandbox, placement, tuple(rows.placement(one) for one in older))
 
 
 def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: bytes | None, event_id: str) -> None:
@@ -79,6 +97,7 @@ def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: bytes | None, even
             **rows.sandbox_values(sandbox),
         },
     )
+    tallies.made(conn, sandbox)
     if payload is not None:
         conn.execute(_NEW_PAYLOAD, {"sandbox_id": sandbox.id, "sealed": payload})
     record(
@@ -113,9 +132,11 @@ def reserve(conn: sa.Connection, sandbox_id: str, placement: Placement, *, now: 
         return Committed(facts.sandbox, facts.placement, changed=False)
     if locked is None:
         return _advance(conn, facts, HostRefused(placement.host_id, Code.HOST_NOT_FOUND), now=now, ids=ids)
-    code = placing.refusal(rows.host(locked), used=used(conn, placement.host_id), need=placement.vector)
+    known = Advert(rows.host(locked), used(conn, placement.host_id))
+    code = placing.refusal(known.host, facts.sandbox.spec, used=known.used)
     if code is not None:
-        return _advance(conn, facts, HostRefused(placement.host_id, code), now=now, ids=ids)
+        refused = _advance(conn, facts, HostRefused(placement.host_id, code), now=now, ids=ids)
+        return replace(refused, refused_by=known)
     return _advance(conn, facts, Placed(replace(placement, generation=facts.sandbox.generation)), now=now, ids=ids)
 
 
@@ -135,10 +156,14 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
             conn.execute(_NEW_PLACEMENT, rows.new_placement_values(placement))
         else:
             _update_placement(conn, facts.placement, placement)
+    was = {one.id: one for one in (facts.placement, *facts.older) if one is not None}
+    for one in outcome.older:
+        _update_placement(conn, was[one.id], one)
     if after is not before:
         after = _update(conn, before, after)
         if after.state in TERMINAL:
             conn.execute(_NO_PAYLOAD, {"of_id": after.id})
+            tallies.ended(conn, after)
     record(conn, after, outcome.notes, at=now, ids=ids)
     holding_before = facts.placement.holding if facts.placement else Holding.NONE
     return Committed(
@@ -146,6 +171,7 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
         placement,
         changed=True,
         capacity_changed=placement is not None and placement.holding is not holding_before,
+        older=outcome.older,
     )
 
 
@@ -195,6 +221,21 @@ _USED: Final = sa.select(
     sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_disk_mib), 0),
     sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_slots), 0),
 ).where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), PLACEMENTS.c.holding != Holding.NONE.value)
+
+
+_USED_BY_HOST: Final = sa.select(
+    PLACEMENTS.c.host_id,
+    sa.func.sum(PLACEMENTS.c.held_cpu_millis),
+    sa.func.sum(PLACEMENTS.c.held_memory_mib),
+    sa.func.sum(PLACEMENTS.c.held_disk_mib),
+    sa.func.sum(PLACEMENTS.c.held_slots),
+).where(PLACEMENTS.c.holding != Holding.NONE.value)
+
+
+def used_by_host(conn: sa.Connection) -> dict[str, Vector]:
+    """What every host's placements hold, by host; nothing of a host that holds nothing."""
+    rows_of = conn.execute(_USED_BY_HOST.group_by(PLACEMENTS.c.host_id))
+    return {row[0]: Vector(int(row[1]), int(row[2]), int(row[3]), int(row[4])) for row in rows_of}
 
 
 def used(conn: sa.Connection, host_id: str) -> Vector:

@@ -8,12 +8,12 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from atoll.domain.host import Host
+from atoll.domain.host import Admin, Host
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.store import rows
 from atoll.store.engine import Stale
-from atoll.store.tables import ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
+from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
 
 # Made once: a poll runs most of them, and to make one costs twice as much as to run it.
 _BY_ID: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
@@ -55,6 +55,23 @@ def by_credential(conn: sa.Connection, digest: str) -> Host | None:
     """The host with this credential digest."""
     row = conn.execute(_BY_CREDENTIAL, {"digest": digest}).mappings().first()
     return rows.host(row) if row else None
+
+
+@dataclass(frozen=True, slots=True)
+class HostCount:
+    """How many hosts there are: registered are those that are not disabled."""
+
+    registered: int
+    active: int
+
+
+def count(conn: sa.Connection) -> HostCount:
+    """To be held against a limit: until the transaction's end nobody else counts."""
+    if conn.dialect.name != "sqlite":
+        conn.execute(sa.select(DEPLOYMENT.c.id).with_for_update())
+    found = {row[0]: row[1] for row in conn.execute(sa.select(HOSTS.c.admin, sa.func.count()).group_by(HOSTS.c.admin))}
+    disabled, active = found.get(Admin.DISABLED.value, 0), found.get(Admin.ACTIVE.value, 0)
+    return HostCount(sum(found.values()) - disabled, active)
 
 
 def epoch(conn: sa.Connection, host_id: str) -> str | None:

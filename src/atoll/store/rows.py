@@ -55,6 +55,8 @@ def sandbox(row: sa.RowMapping) -> Sandbox:
         attempts=row["attempts"],
         bootstrap_exposed=row["bootstrap_exposed"],
         secured=row["secured"],
+        waiting_since=row["waiting_since"],
+        unseen=row["unseen"],
     )
 
 
@@ -87,6 +89,8 @@ def sandbox_values(value: Sandbox) -> Values:
         "attempts": value.attempts,
         "bootstrap_exposed": value.bootstrap_exposed,
         "secured": value.secured,
+        "waiting_since": value.waiting_since,
+        "unseen": value.unseen,
     }
 
 
@@ -212,7 +216,7 @@ def host_values(value: Host) -> Values:
 
 def team(row: sa.RowMapping) -> Team:
     """A team from its row."""
-    return Team(TeamId(row["id"]), row["name"], row["max_sandboxes"], row["max_records"], row["requests_per_s"])
+    return Team(TeamId(row["id"]), row["name"])
 
 
 def client(row: sa.RowMapping) -> Client:

@@ -10,9 +10,8 @@ import sqlalchemy as sa
 
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Sandbox, State
-from atoll.planning.admission import Usage
-from atoll.store import rows
-from atoll.store.tables import EVENTS, PLACEMENTS, SANDBOXES, TEAMS
+from atoll.store import rows, tallies
+from atoll.store.tables import EVENTS, PLACEMENTS, SANDBOXES
 
 VISIBLE: Final = tuple(sorted(s.value for s in LIVING - STARTING - {State.RELEASING}))
 LIVING_STATES: Final = tuple(sorted(s.value for s in LIVING))
@@ -21,8 +20,6 @@ _started_at: Final = sa.func.coalesce(SANDBOXES.c.started_at, SANDBOXES.c.create
 
 # Made once: a create runs all of them, and to make one costs twice as much as to run it.
 _ONE: Final = sa.select(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id"))
-_COUNT: Final = sa.select(sa.func.count()).select_from(SANDBOXES).where(SANDBOXES.c.state.in_(LIVING_STATES))
-_LIVING: Final = sa.select(_COUNT.where(SANDBOXES.c.team_id == sa.bindparam("of_team")).scalar_subquery(), _COUNT.scalar_subquery())
 _DUE: Final = (
     sa.select(SANDBOXES.c.id)
     .where(SANDBOXES.c.deadline_at <= sa.bindparam("now"))
@@ -104,23 +101,6 @@ def running(conn: sa.Connection, wanted: Filter) -> int:
     ).scalar_one()
 
 
-def usage(conn: sa.Connection, team_id: str, *, retained: int) -> Usage:
-    """What admission counts. The living are few and counted by index; `retained` is counted apart, and less often.
-
-    The team's row is locked first, so that two creates never both see the last place of its quota (one writer needs no lock).
-    """
-    if conn.dialect.name != "sqlite":
-        conn.execute(sa.select(TEAMS.c.id).where(TEAMS.c.id == team_id).with_for_update())
-    of_team, of_all = conn.execute(_LIVING, {"of_team": team_id}).one()
-    return Usage(of_team, retained, of_all)
-
-
-def retained(conn: sa.Connection, team_id: str) -> int:
-    """How many records of ended sandboxes a team has. Cost: proportional to them."""
-    ended = SANDBOXES.c.state.in_(_TERMINAL)
-    return conn.execute(sa.select(sa.func.count()).select_from(SANDBOXES).where(SANDBOXES.c.team_id == team_id, ended)).scalar_one()
-
-
 def due(conn: sa.Connection, *, now: float, limit: int = 100) -> Sequence[str]:
     """Sandboxes whose deadline has come, the longest due first.
 
@@ -170,17 +150,19 @@ def events_of(conn: sa.Connection, sandbox_id: str, *, after: int, limit: int) -
 
 def prune(conn: sa.Connection, *, released_before: float, limit: int = 500) -> int:
     """Forget sandboxes that ended long ago, with placements and history; how many."""
-    ids = [
-        row[0]
+    gone = [
+        tuple(row)
         for row in conn.execute(
-            sa.select(SANDBOXES.c.id)
+            sa.select(SANDBOXES.c.id, SANDBOXES.c.team_id, SANDBOXES.c.client_id)
             .where(SANDBOXES.c.state.in_(_TERMINAL), SANDBOXES.c.released_at < released_before)
             .order_by(SANDBOXES.c.released_at)
             .limit(limit)
         )
     ]
+    ids = [sandbox_id for sandbox_id, _, _ in gone]
     if ids:
         conn.execute(sa.delete(EVENTS).where(EVENTS.c.sandbox_id.in_(ids)))
         conn.execute(sa.delete(PLACEMENTS).where(PLACEMENTS.c.sandbox_id.in_(ids)))
         conn.execute(sa.delete(SANDBOXES).where(SANDBOXES.c.id.in_(ids)))
+        tallies.forgotten(conn, gone)
     return len(ids)

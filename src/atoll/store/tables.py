@@ -26,14 +26,22 @@ DEPLOYMENT: Final = sa.Table(
     sa.Column("clock_zero_at", sa.Float),
 )
 
+CONFIGURATIONS: Final = sa.Table(
+    "configurations",
+    METADATA,
+    sa.Column("revision", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("settings", sa.JSON, nullable=False),
+    sa.Column("applied_at", sa.Float, nullable=False),
+    sa.Column("client_id", sa.Text, nullable=False),
+)
+
 TEAMS: Final = sa.Table(
     "teams",
     METADATA,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, nullable=False, unique=True),
-    sa.Column("max_sandboxes", sa.Integer, nullable=False),
-    sa.Column("max_records", sa.Integer, nullable=False),
-    sa.Column("requests_per_s", sa.Float, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
 )
 
@@ -153,6 +161,8 @@ SANDBOXES: Final = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("bootstrap_exposed", sa.Boolean, nullable=False),
     sa.Column("secured", sa.Boolean, nullable=False),
+    sa.Column("waiting_since", sa.Float),
+    sa.Column("unseen", sa.Integer, nullable=False, server_default="0"),
     sa.UniqueConstraint("team_id", "request_id"),
     sa.Index("ix_sandboxes_team_state", "team_id", "state", "started_at"),
     sa.Index("ix_sandboxes_state_released", "state", "released_at"),
@@ -189,6 +199,16 @@ PLACEMENTS: Final = sa.Table(
     sa.Column("gone_at", sa.Float),
     sa.UniqueConstraint("sandbox_id", "generation", "host_id"),
     sa.Index("ix_placements_host_holding", "host_id", "holding"),
+)
+
+TALLIES: Final = sa.Table(
+    "tallies",
+    METADATA,
+    sa.Column("scope", sa.Text, primary_key=True),
+    sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("place", sa.Integer, nullable=False),
+    sa.Column("living", sa.Integer, nullable=False),
+    sa.Column("records", sa.Integer, nullable=False),
 )
 
 PAYLOADS: Final = sa.Table(

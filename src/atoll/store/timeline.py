@@ -43,8 +43,12 @@ def _move(conn: sa.Connection, step_s: float) -> None:
     conn.execute(
         sa.update(SANDBOXES).where(living).values(end_at=SANDBOXES.c.end_at + step_s, deadline_at=SANDBOXES.c.deadline_at + step_s)
     )
-    # How long it has waited for room is counted from when it was accepted.
+    # How long it has waited for room is counted from when it was accepted, or replaced.
     waiting = SANDBOXES.c.state.in_([State.PENDING.value, State.RESERVING.value])
-    conn.execute(sa.update(SANDBOXES).where(waiting).values(created_at=SANDBOXES.c.created_at + step_s))
+    conn.execute(
+        sa.update(SANDBOXES)
+        .where(waiting)
+        .values(created_at=SANDBOXES.c.created_at + step_s, waiting_since=SANDBOXES.c.waiting_since + step_s)
+    )
     conn.execute(sa.update(HOSTS).values(seen_at=HOSTS.c.seen_at + step_s, lease_until=HOSTS.c.lease_until + step_s))
     conn.execute(sa.update(ENROLLMENTS).where(ENROLLMENTS.c.used_at.is_(None)).values(expires_at=ENROLLMENTS.c.expires_at + step_s))

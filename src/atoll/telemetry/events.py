@@ -24,6 +24,7 @@ LOG_ROTATED: Final = "log.rotated"
 # sandboxes and hosts, as control sees them
 SANDBOX_STATE_CHANGED: Final = "sandbox.state.changed"
 SANDBOX_DEADLINE_MISSED: Final = "sandbox.deadline.missed"
+SANDBOX_NO_ELIGIBLE_HOST: Final = "sandbox.no_eligible_host"
 PLACEMENT_OBSERVED: Final = "placement.observed"
 HOST_ENROLLED: Final = "host.enrolled"
 HOST_SESSION_STARTED: Final = "host.session.started"
@@ -49,6 +50,7 @@ EPOCH_BEGUN: Final = "epoch.begun"
 AGENT_SUPERSEDED: Final = "agent.superseded"
 
 # upkeep
+CONFIG_FOLLOWED: Final = "config.followed"
 CLOCK_STEPPED: Final = "clock.stepped"
 RETENTION_FAILED: Final = "retention.failed"
 ROUTES_FOLLOWED: Final = "routes.followed"

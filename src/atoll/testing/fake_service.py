@@ -20,14 +20,19 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import ClientId, HostId, PlacementId, Prefix, SandboxId, TeamId, TemplateId, new_id
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.control.service import Caller, EventRecord, HostView, NewKey, NewToken, Page, Query
+from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, Why
 from atoll.domain.command import digest
+from atoll.domain.deployment import ClientLimits, Deployment, TeamLimits
 from atoll.domain.host import Admin, AdminEvent, Host, health, step
 from atoll.domain.machine import IllegalMove
-from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Sandbox, State
+from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Condition, Sandbox, State
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team, key_digest
-from atoll.planning.resolve import CLASSES, CreateRequest, resolve
+from atoll.planning.placing import Advert, explain
+from atoll.planning.resolve import CreateRequest, class_of, resolve, template_of
+from atoll.wire import deployment as deployment_document
+from atoll.wire import normal_form
+from atoll.wire.document import NotADocument
 
 VISIBLE: Final = LIVING - STARTING - {State.RELEASING}
 BASE: Final = Template(
@@ -69,14 +74,19 @@ class FakeService:
         self._sandboxes: dict[str, Sandbox] = {}
         self._events: list[EventRecord] = []
         self.host_view = self._make_host()
+        self.deployment = Deployment()
+        self._configs = [ConfigView(0, normal_form.BUILT_IN, None, None)]
 
     def dice(self, count: int) -> bytes:
         """Seeded chance, so that two runs are the same."""
         return self._random.randbytes(count)
 
-    def add_team(self, name: str, *, role: Role = Role.MEMBER, max_sandboxes: int = 1000) -> tuple[Team, str]:
+    def add_team(self, name: str, *, role: Role = Role.MEMBER, max_sandboxes: int | None = None) -> tuple[Team, str]:
         """A team and a key of it."""
-        team = Team(TeamId(new_id(Prefix.TEAM, self.dice)), name, max_sandboxes=max_sandboxes, max_records=10_000, requests_per_s=10_000.0)
+        team = Team(TeamId(new_id(Prefix.TEAM, self.dice)), name)
+        if max_sandboxes is not None:
+            limits = replace(self.deployment.team, sandboxes=max_sandboxes)
+            self.deployment = replace(self.deployment, teams={**self.deployment.teams, name: limits})
         self._teams[team.id] = team
         return team, self._add_key(team, f"first of {name}", role).key.reveal()
 
@@ -110,14 +120,13 @@ class FakeService:
         if self.fail_next is not None:
             failure, self.fail_next = self.fail_next, None
             raise failure
-        policy = CLASSES.get(request.class_name or "default")
-        if policy is None:
-            raise Refused(Code.INVALID_REQUEST, f"there is no class {request.class_name!r}")
-        template = await self.template(caller, request.template)
+        policy = class_of(request, self.deployment)
+        template = await self.template(caller, template_of(request, policy))
         spec = resolve(request, template=template, policy=policy)
         living = sum(one.state in LIVING for one in self._of(caller))
-        if living >= caller.team.max_sandboxes:
-            raise Refused(Code.TEAM_SANDBOX_QUOTA, f"the team has {living} sandboxes and may have {caller.team.max_sandboxes}")
+        most = self.deployment.of_team(caller.team.name).sandboxes
+        if most is not None and living >= most:
+            raise Refused(Code.TEAM_SANDBOX_QUOTA, f"the team has {living} sandboxes and may have {most}")
         at = self.now()
         sandbox = Sandbox(
             id=SandboxId(new_id(Prefix.SANDBOX, self.dice)),
@@ -193,7 +202,7 @@ class FakeService:
 
     async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
         one = await self.get(caller, sandbox_id)
-        longest = CLASSES[one.spec.class_name].timeout_s_max
+        longest = one.spec.timeout_s_max
         if timeout_s > longest:
             raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {longest} s")
         if timeout_s <= 0 and not only_extend:
@@ -205,6 +214,17 @@ class FakeService:
             return one
         return self._put(replace(one, end_at=end_at, end_revision=one.end_revision + 1), "sandbox.end_moved")
 
+    async def authorize_replacement(self, caller: Caller, sandbox_id: str, *, generation: int, statement: str = "") -> Sandbox:
+        one = self._sandboxes.get(sandbox_id)
+        if one is None or (one.team_id != caller.team.id and not caller.operator):
+            raise _missing(sandbox_id)
+        if one.generation > generation and Condition.REPLACEMENT_BLOCKED not in one.conditions:
+            return one
+        if one.generation != generation or Condition.REPLACEMENT_BLOCKED not in one.conditions:
+            raise Refused(Code.REPLACEMENT_NOT_BLOCKED, f"generation {generation} waits for no replacement")
+        after = replace(one, state=State.PENDING, generation=generation + 1, conditions=frozenset(), placement_id=None, host_id=None)
+        return self._put(after, "sandbox.replacement_authorized")
+
     async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> Sequence[EventRecord]:
         self._find(caller, sandbox_id)
         return [event for event in self._events if event.sandbox_id == sandbox_id and event.seq > after][:limit]
@@ -212,6 +232,22 @@ class FakeService:
     async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
         self._find(caller, sandbox_id)
         return self.console
+
+    async def why(self, caller: Caller, sandbox_id: str) -> Why:
+        one = self._sandboxes.get(sandbox_id)
+        if one is None or (one.team_id != caller.team.id and not caller.operator):
+            raise _missing(sandbox_id)
+        told = explain([self._advert()], one.spec, sandbox_id=one.id, now=self.now(), holds=one.host_id)
+        return Why(one.spec, told, one, shows_hosts=caller.operator)
+
+    async def why_request(self, caller: Caller, request: CreateRequest) -> Why:
+        policy = class_of(request, self.deployment)
+        spec = resolve(request, template=await self.template(caller, template_of(request, policy)), policy=policy)
+        return Why(spec, explain([self._advert()], spec, sandbox_id="", now=self.now()), None, shows_hosts=caller.operator)
+
+    def _advert(self) -> Advert:
+        used = sum((one.spec.vector() for one in self._sandboxes.values() if one.state in LIVING), Vector())
+        return Advert(replace(self.host_view.host, seen_at=self.now()), used)
 
     async def templates(self, caller: Caller) -> Sequence[Template]:
         return [one for one in self.templates_known if one.team_id in (None, caller.team.id) or one.public]
@@ -253,6 +289,47 @@ class FakeService:
         if not caller.operator:
             raise Refused(Code.FORBIDDEN, "hosts are the operator's")
         return NewToken(Secret("et_" + secrets.token_hex(32)), host_name, self.now() + life_s)
+
+    async def config(self, caller: Caller, revision: int | None = None) -> ConfigView:
+        self._operators_only(caller)
+        wanted = len(self._configs) - 1 if revision is None else revision
+        if not 0 <= wanted < len(self._configs):
+            raise Refused(Code.CONFIG_NOT_FOUND, f"there is no revision {wanted}")
+        return self._configs[wanted]
+
+    async def config_history(self, caller: Caller, *, before: int | None = None, limit: int = 100) -> Sequence[ConfigView]:
+        self._operators_only(caller)
+        return [one for one in reversed(self._configs[1:]) if before is None or one.revision < before][:limit]
+
+    async def check_config(self, caller: Caller, text: str) -> CheckedConfig:
+        self._operators_only(caller)
+        try:
+            changes = normal_form.changes(self.deployment, deployment_document.read(text))
+        except NotADocument as refused:
+            return CheckedConfig(len(self._configs) - 1, tuple(refused.problems), ())
+        return CheckedConfig(len(self._configs) - 1, (), tuple(changes))
+
+    async def apply_config(self, caller: Caller, text: str, *, revision: int) -> ConfigView:
+        self._operators_only(caller)
+        try:
+            meant = deployment_document.read(text)
+        except NotADocument as refused:
+            raise Refused(Code.CONFIG_INVALID, f"the document is not valid: {refused}") from None
+        if revision == len(self._configs) - 2 and self._configs[-1].document == text:
+            return self._configs[-1]
+        if revision != len(self._configs) - 1:
+            raise Refused(Code.CONFIG_CONFLICT, f"the document is at revision {len(self._configs) - 1}")
+        self.deployment = meant
+        self._configs.append(ConfigView(revision + 1, text, self.now(), caller.client.id))
+        return self._configs[-1]
+
+    def limits(self, caller: Caller) -> tuple[ClientLimits, TeamLimits]:
+        return self.deployment.client, self.deployment.of_team(caller.team.name)
+
+    @staticmethod
+    def _operators_only(caller: Caller) -> None:
+        if not caller.operator:
+            raise Refused(Code.FORBIDDEN, "the document is the operator's")
 
     async def keys(self, caller: Caller) -> Sequence[Client]:
         return [one for one in self._clients.values() if one.team_id == caller.team.id]

@@ -29,8 +29,6 @@ def test_a_create_says_only_what_was_asked() -> None:
     assert seen[0].headers["x-api-key"] == "k1"
     assert json.loads(seen[0].content) == {
         "clientRequestId": "r1",
-        "template": "base",
-        "timeoutSeconds": 300,
         "wait": True,
         "size": {"memoryMib": 64},
         "env": {"A": "b"},

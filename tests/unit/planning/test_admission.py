@@ -1,30 +1,128 @@
+from dataclasses import astuple, replace
+
 import pytest
 
 from atoll.base.errors import Code, Refused, Unavailable
-from atoll.planning.admission import Bucket, DeploymentLimits, Usage, admit
-from tests.builders import team
+from atoll.domain.deployment import ClientLimits, Deployment, DeploymentLimits, Rate, TeamLimits
+from atoll.planning.admission import Bucket, Buckets, Limits, Usage, admit, admit_active_host, admit_host, near
 
-LIMITS = DeploymentLimits(max_sandboxes=50)
-TEAM = team(max_sandboxes=10, max_records=20)
+LIMITS = Limits(ClientLimits(sandboxes=5), TeamLimits(sandboxes=10, records=20), DeploymentLimits(sandboxes=50, records=100))
+NONE = Limits(ClientLimits(None, None), TeamLimits(None, None, None), DeploymentLimits(None, None, None, None, None))
+FULL = Usage(5, 10, 20, 50, 100)
+ORDER = [
+    Code.CLIENT_SANDBOX_QUOTA,
+    Code.TEAM_SANDBOX_QUOTA,
+    Code.RECORDS_QUOTA,
+    Code.DEPLOYMENT_SANDBOX_QUOTA,
+    Code.DEPLOYMENT_RECORDS_QUOTA,
+]
 
 
-@pytest.mark.parametrize(
-    ("usage", "code"),
-    [
-        (Usage(10, 0, 10), Code.TEAM_SANDBOX_QUOTA),
-        (Usage(0, 20, 0), Code.RECORDS_QUOTA),
-        (Usage(0, 0, 50), Code.DEPLOYMENT_SANDBOX_QUOTA),
-        (Usage(11, 21, 51), Code.TEAM_SANDBOX_QUOTA),
-    ],
-)
-def test_a_full_quota_refuses_with_its_own_code(usage: Usage, code: Code) -> None:
+@pytest.mark.parametrize(("name", "code"), list(zip(Usage.__slots__, ORDER, strict=True)))
+def test_a_full_quota_refuses_with_its_own_code(name: str, code: Code) -> None:
+    for count in (getattr(FULL, name), getattr(FULL, name) + 1):
+        with pytest.raises(Refused) as refused:
+            admit(replace(Usage(0, 0, 0, 0, 0), **{name: count}), LIMITS)
+        assert refused.value.code is code
+        assert refused.value.detail == {"limit": getattr(FULL, name)}
+
+
+def test_the_narrowest_scope_speaks_first() -> None:
     with pytest.raises(Refused) as refused:
-        admit(TEAM, usage, LIMITS)
-    assert refused.value.code is code
+        admit(FULL, LIMITS)
+    assert refused.value.code is Code.CLIENT_SANDBOX_QUOTA
 
 
 def test_the_last_place_is_given() -> None:
-    admit(TEAM, Usage(9, 19, 49), LIMITS)
+    admit(Usage(*(count - 1 for count in astuple(FULL))), LIMITS)
+
+
+def test_a_limit_of_nothing_gives_nothing_and_no_limit_gives_everything() -> None:
+    with pytest.raises(Refused):
+        admit(Usage(0, 0, 0, 0, 0), replace(LIMITS, team=TeamLimits(sandboxes=0)))
+    admit(Usage(*[10**12] * 5), NONE)
+
+
+@pytest.mark.parametrize("name", Usage.__slots__)
+def test_near_is_what_a_few_more_would_reach(name: str) -> None:
+    far = replace(Usage(0, 0, 0, 0, 0), **{name: getattr(FULL, name) - 4})
+    assert not near(far, LIMITS, margin=3)
+    assert near(far, LIMITS, margin=4)
+    assert not near(Usage(*[10**12] * 5), NONE, margin=10**6)
+
+
+def test_a_team_of_its_own_limits_has_those() -> None:
+    deployment = Deployment(teams={"acme": TeamLimits(sandboxes=7)})
+    assert Limits.of(deployment, team="acme").team.sandboxes == 7
+    assert Limits.of(deployment, team="other").team == deployment.team
+
+
+def test_hosts_have_quotas_for_being_registered_and_for_being_active() -> None:
+    limits = DeploymentLimits(registered_hosts=3, active_hosts=2)
+    admit_host(2, limits)
+    admit_active_host(1, limits)
+    with pytest.raises(Refused) as registered:
+        admit_host(3, limits)
+    with pytest.raises(Refused) as active:
+        admit_active_host(2, limits)
+    assert (registered.value.code, active.value.code) == (Code.HOST_QUOTA, Code.ACTIVE_HOST_QUOTA)
+    admit_host(10**9, NONE.deployment)
+    admit_active_host(10**9, NONE.deployment)
+
+
+def rates(client: Rate | None = None, team: Rate | None = None, deployment: Rate | None = None) -> Limits:
+    return Limits(ClientLimits(client), TeamLimits(team), DeploymentLimits(deployment))
+
+
+def refusal(buckets: Buckets, limits: Limits, *, client: str = "a", team: str = "t", boot: float = 0.0) -> str | None:
+    try:
+        buckets.take(limits, client=client, team=team, boot=boot)
+    except Unavailable as refused:
+        return str(refused.detail["scope"])
+    return None
+
+
+def test_each_scope_has_a_rate_of_its_own() -> None:
+    buckets = Buckets()
+    limits = rates(Rate(1, 2), Rate(1, 3), Rate(1, 4))
+    assert [refusal(buckets, limits) for _ in range(3)] == [None, None, "client"]
+    assert [refusal(buckets, limits, client="b") for _ in range(2)] == [None, "team"]
+    assert [refusal(buckets, limits, client="c", team="u") for _ in range(2)] == [None, "deployment"]
+
+
+def test_a_refused_request_is_told_the_longest_wait() -> None:
+    buckets = Buckets()
+    limits = rates(Rate(1, 1), Rate(0.1, 1))
+    buckets.take(limits, client="a", team="t", boot=0.0)
+    with pytest.raises(Unavailable) as refused:
+        buckets.take(limits, client="a", team="t", boot=0.0)
+    assert (refused.value.code, refused.value.retry_after_s) == (Code.RATE_LIMITED, 10.0)
+
+
+def test_a_refused_request_takes_from_no_bucket() -> None:
+    buckets = Buckets()
+    limits = rates(Rate(1, 1), Rate(1, 2))
+    assert refusal(buckets, limits) is None
+    for _ in range(50):
+        assert refusal(buckets, limits) == "client"
+    assert refusal(buckets, limits, client="b") is None, "the team's bucket was emptied by refusals"
+
+
+def test_another_rate_counts_at_once() -> None:
+    buckets = Buckets()
+    assert [refusal(buckets, rates(Rate(1, 5))) for _ in range(2)] == [None, None]
+    assert [refusal(buckets, rates(Rate(1, 2))) for _ in range(3)] == [None, None, "client"]
+    assert refusal(buckets, rates()) is None, "no limit, no bucket"
+
+
+def test_buckets_of_those_who_are_gone_are_forgotten() -> None:
+    buckets = Buckets(kept_max=100)
+    limits = rates(Rate(1, 2))
+    for number in range(1000):
+        assert refusal(buckets, limits, client=f"c{number}", boot=number * 1.0) is None
+    assert len(buckets._kept) <= 100
+    busy = [refusal(buckets, limits, client="busy", boot=1000.0) for _ in range(3)]
+    assert busy == [None, None, "client"]
 
 
 def test_a_bucket_gives_its_burst_then_its_rate() -> None:

@@ -5,13 +5,28 @@ import pytest
 from atoll.base.errors import Code
 from atoll.base.units import ZERO, Vector
 from atoll.domain.host import Admin
-from atoll.domain.spec import Isolation
-from atoll.planning.placing import Advert, candidates, explain, objections, refusal, summary
+from atoll.domain.spec import Isolation, PlacementPolicy
+from atoll.planning.placing import (
+    Advert,
+    Filter,
+    Objection,
+    Sum,
+    candidates,
+    drawing,
+    explain,
+    objections,
+    refusal,
+)
 from tests.builders import IMAGE, NOW, host, spec
 
 
 def advert(used: Vector = ZERO, **changes: Any) -> Advert:
     return Advert(host(**changes), used)
+
+
+def words(found: list[Objection]) -> list[str]:
+    assert all(one.detail for one in found), "each says what it compared"
+    return [one.filter.value for one in found]
 
 
 @pytest.mark.parametrize(
@@ -21,7 +36,7 @@ def advert(used: Vector = ZERO, **changes: Any) -> Advert:
         ({"admin": Admin.DISABLED}, "HOST_NOT_ACTIVE"),
         ({"seen_at": None}, "HOST_NOT_HEALTHY"),
         ({"seen_at": NOW - 31}, "HOST_NOT_HEALTHY"),
-        ({"problems": ("disk.free",)}, "HOST_CHECK_FAILED:disk.free"),
+        ({"problems": ("disk.free",)}, "HOST_CHECK_FAILED"),
         ({"arch": "aarch64"}, "ARCH_MISMATCH"),
         ({"protocol_min": 2, "protocol_max": 3}, "PROTOCOL_UNSUPPORTED"),
         ({"isolations": frozenset({"shared-kernel"})}, "ISOLATION_UNAVAILABLE"),
@@ -33,7 +48,7 @@ def advert(used: Vector = ZERO, **changes: Any) -> Advert:
 )
 def test_why_a_host_may_not_hold_it(changes: dict[str, Any], reason: str) -> None:
     against = advert(**changes)
-    assert objections(against, spec(), now=NOW) == [reason]
+    assert words(objections(against, spec(), now=NOW)) == [reason]
     assert candidates([against], spec(), sandbox_id="i1", now=NOW) == []
 
 
@@ -47,7 +62,7 @@ def test_why_a_host_may_not_hold_it(changes: dict[str, Any], reason: str) -> Non
     ],
 )
 def test_why_a_host_does_not_suit(asked: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
-    assert objections(advert(**changes), spec(**asked), now=NOW) == [reason]
+    assert words(objections(advert(**changes), spec(**asked), now=NOW)) == [reason]
 
 
 def test_a_host_that_suits_has_nothing_against_it() -> None:
@@ -80,15 +95,69 @@ def test_hosts_that_refused_are_not_asked_again() -> None:
 
 def test_equal_hosts_are_tried_in_another_order_by_each_sandbox() -> None:
     equal = [advert() for _ in range(4)]
-    firsts = {candidates(equal, spec(), sandbox_id=f"i{n}", now=NOW)[0].host_id for n in range(40)}
+    firsts = {candidates(equal, spec(), sandbox_id=f"i{n}", now=NOW)[0].host_id for n in range(400)}
     assert firsts == {a.host.id for a in equal}
 
 
+def test_spread_asks_the_emptiest_of_those_that_are_drawn() -> None:
+    empty, half, full = advert(), advert(used=Vector(1000, 4096, 0, 0)), advert(used=Vector(1000, 7000, 0, 0))
+    asked = spec(placement_policy=PlacementPolicy.SPREAD)
+    found = candidates([full, empty, half], asked, sandbox_id="i1", now=NOW)
+    assert [c.host_id for c in found] == [empty.host.id, half.host.id, full.host.id]
+    drawn = candidates([full, empty, half], asked, sandbox_id="i1", now=NOW, draw=lambda fit: [a for a in fit if a is not empty])
+    assert [c.host_id for c in drawn] == [half.host.id, full.host.id]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 64, 1000])
+def test_a_drawing_gives_each_number_once_and_another_order_to_each_sandbox(count: int) -> None:
+    orders = [list(drawing(count, f"i{n}")) for n in range(5)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    assert count < 7 or len({tuple(order) for order in orders}) > 1
+
+
 def test_the_summary_counts_reasons_for_people() -> None:
-    reasons = explain([advert(admin=Admin.DRAINING), advert(seen_at=None), advert(arch="riscv", seen_at=None)], spec(), now=NOW)
-    assert summary(reasons) == "3 host(s): ARCH_MISMATCH x1, HOST_NOT_ACTIVE x1, HOST_NOT_HEALTHY x2"
-    assert summary({}) == "no host is registered"
-    assert summary(explain([advert()], spec(), now=NOW)) == "1 host(s): all refused at reservation"
+    def said(*adverts: Advert) -> str:
+        return str(explain(adverts, spec(), sandbox_id="i1", now=NOW))
+
+    found = said(advert(admin=Admin.DRAINING), advert(seen_at=None), advert(arch="riscv", seen_at=None))
+    assert found == "3 host(s): ARCH_MISMATCH x1, HOST_NOT_ACTIVE x1, HOST_NOT_HEALTHY x2"
+    assert said() == "no host is registered"
+    assert said(advert()) == "1 host(s): all refused at reservation"
+
+
+def test_an_explanation_has_a_word_for_each_host() -> None:
+    first, second = advert(used=Vector(0, 4096, 0, 0)), advert(images=frozenset())
+    refused, small = advert(name="refused"), advert(capacity=Vector(500, 100, 65_536, 64), name="small")
+    told = explain([small, second, refused, first], spec(), sandbox_id="i1", now=NOW, excluded=[refused.host.id])
+    assert [(v.advert.host.id, v.rank, v.refused, v.image) for v in told.verdicts] == [
+        (first.host.id, 1, False, True),
+        (second.host.id, 2, False, False),
+        (refused.host.id, None, True, True),
+        (small.host.id, None, False, True),
+    ]
+    assert told.candidates == 2
+    assert [str(one.detail) for one in told.verdicts[-1].objections] == ["500 millicores free, 1000 needed", "100 MiB free, 512 needed"]
+
+
+def test_a_sum_says_for_how_many_hosts_a_filter_is_the_only_one() -> None:
+    adverts = [advert(admin=Admin.DRAINING), advert(admin=Admin.DRAINING, seen_at=None), advert(seen_at=None), advert()]
+    told = explain(adverts, spec(), sandbox_id="i1", now=NOW)
+    assert told.sums == (Sum(Filter.HOST_NOT_ACTIVE, 2, 1), Sum(Filter.HOST_NOT_HEALTHY, 2, 1))
+
+
+def test_the_host_that_has_it_is_judged_as_if_it_had_not() -> None:
+    full = advert(capacity=Vector(1000, 512, 2048, 1), used=Vector(1000, 512, 2048, 1))
+    assert explain([full], spec(), sandbox_id="i1", now=NOW).candidates == 0
+    assert explain([full], spec(), sandbox_id="i1", now=NOW, holds=full.host.id).candidates == 1
+
+
+def test_every_filter_can_be_met() -> None:
+    """Each is in one of the tables above."""
+    import ast
+    from pathlib import Path
+
+    texts = {node.value for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Constant)}
+    assert {one.value for one in Filter} <= texts
 
 
 @pytest.mark.parametrize(
@@ -101,9 +170,12 @@ def test_the_summary_counts_reasons_for_people() -> None:
         ({}, Vector(0, 0, 63_489, 0), Code.INSUFFICIENT_DISK),
         ({}, Vector(0, 0, 0, 64), Code.INSUFFICIENT_SLOTS),
         ({"admin": Admin.DRAINING}, ZERO, Code.HOST_NOT_ACTIVE),
+        ({"problems": ("disk.free",)}, ZERO, Code.HOST_UNSUITABLE),
+        ({"isolations": frozenset({"shared-kernel"})}, ZERO, Code.HOST_UNSUITABLE),
+        ({"arch": "aarch64"}, ZERO, Code.HOST_UNSUITABLE),
         # An agent that was not heard of for long grants all the same: its record does, and the lease decides later.
         ({"seen_at": None}, ZERO, None),
     ],
 )
 def test_what_the_host_s_own_record_says(changes: dict[str, Any], used: Vector, code: Code | None) -> None:
-    assert refusal(host(**changes), used=used, need=spec().vector()) is code
+    assert refusal(host(**changes), spec(), used=used) is code

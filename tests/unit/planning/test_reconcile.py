@@ -9,26 +9,29 @@ from atoll.base.errors import Code
 from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Report
 from atoll.domain.sandbox import Condition, State
+from atoll.domain.spec import OnLoss
 from atoll.planning.reconcile import (
-    ATTEMPTS_MAX,
     EndMoved,
     Facts,
     Fenced,
     Heard,
+    HostHeard,
     HostRefused,
     NoRoom,
     Outcome,
     Placed,
     ReleaseRequested,
+    ReplacementAuthorized,
     Stimulus,
     Tick,
     advance,
-    may_replace,
     wants_placing,
 )
+from atoll.planning.replacing import may_replace
 from tests.builders import NOW, placement, sandbox, spec
 
 PENDING = sandbox(deadline_at=NOW)
+ATTEMPTS_MAX = PENDING.spec.attempts_max
 
 
 def after(facts: Facts, stimulus: Stimulus, now: float = NOW) -> Facts:
@@ -66,7 +69,7 @@ def test_a_placed_sandbox_is_provisioning_and_holds_its_whole_vector() -> None:
     outcome = moved(Facts(PENDING, None), Placed(placement(PENDING)))
     assert outcome.sandbox.state is State.PROVISIONING
     assert outcome.sandbox.attempts == 1
-    assert outcome.sandbox.deadline_at == NOW + 600 + 60
+    assert outcome.sandbox.deadline_at == NOW + 600 + 60 + 30
     assert outcome.placement is not None
     assert outcome.placement.holding is Holding.RESERVED
     assert outcome.sandbox.end_at is not None, "an agent that loses control before ready still ends it"
@@ -232,15 +235,59 @@ def test_what_forbids_an_automatic_replacement(changes: dict[str, Any]) -> None:
     assert not may_replace(replace(PENDING, **changes))
 
 
-def test_a_guest_that_does_not_answer_in_time_is_released_as_failed() -> None:
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (Observed.UNKNOWN, Code.START_TIMEOUT),
+        (Observed.ACCEPTED, Code.START_TIMEOUT),
+        (Observed.PREPARING, Code.IMAGE_TIMEOUT),
+        (Observed.PREPARED, Code.START_TIMEOUT),
+        (Observed.STARTING, Code.GUEST_BOOT_TIMEOUT),
+        (Observed.RUNNING, Code.GUEST_BOOT_TIMEOUT),
+    ],
+)
+def test_a_guest_that_does_not_answer_in_time_is_removed_and_tried_again(seen: Observed, reason: Code) -> None:
     facts = placed()
-    assert advance(facts, Tick(), now=NOW + 659) is None
-    late = after(facts, Tick(), now=NOW + 660)
-    assert late.sandbox.state is State.RELEASING
-    assert late.sandbox.reason == Code.GUEST_BOOT_TIMEOUT
+    if seen is not Observed.UNKNOWN:
+        facts = after(facts, Heard(report(facts, seen)))
+    deadline = facts.sandbox.deadline_at
+    assert deadline is not None
+    assert advance(facts, Tick(), now=deadline - 1) is None
+    late = moved(facts, Tick(), now=deadline)
+    assert late.sandbox.state is State.PROVISIONING
+    assert Condition.DEADLINE_MISSED in late.sandbox.conditions
+    assert late.sandbox.deadline_at == deadline + 60
     assert late.placement is not None
-    assert late.placement.desired is Kind.ENSURE_ABSENT
+    assert (late.placement.desired, late.placement.desired_reason) == (Kind.ENSURE_ABSENT, reason)
     assert late.placement.holding is Holding.CLEANUP_PENDING, "a clock frees nothing"
+    assert kinds(late) == ["sandbox.deadline_missed"]
+    away = Facts(late.sandbox, late.placement)
+    still = moved(away, Tick(), now=deadline + 60)
+    assert still.sandbox.state is State.PROVISIONING
+    assert Condition.CLEANUP_PENDING in still.sandbox.conditions
+    gone = after(away, Heard(report(away, Observed.ABSENT), ended_by="command"))
+    assert (gone.sandbox.state, gone.sandbox.generation) == (State.PENDING, 2)
+    assert Condition.DEADLINE_MISSED not in gone.sandbox.conditions
+
+
+def test_the_last_attempt_that_is_late_fails_with_its_reason() -> None:
+    facts = placed(attempts=ATTEMPTS_MAX - 1)
+    late = moved(facts, Tick(), now=NOW + 690)
+    assert late.sandbox.state is State.RELEASING
+    assert late.sandbox.reason == Code.START_TIMEOUT
+    assert late.placement is not None
+    assert late.placement.holding is Holding.CLEANUP_PENDING, "a clock frees nothing"
+    assert kinds(late) == ["sandbox.deadline_missed", "sandbox.releasing"]
+
+
+def test_a_guest_that_boots_has_its_own_time_only() -> None:
+    facts = placed()
+    booting = after(facts, Heard(report(facts, Observed.STARTING)), now=NOW + 5)
+    assert booting.sandbox.deadline_at == NOW + 5 + 60 + 30
+    later = after(booting, Heard(report(booting, Observed.RUNNING)), now=NOW + 50)
+    assert later.sandbox.deadline_at == NOW + 5 + 60 + 30, "a deadline is never moved away"
+    preparing = after(facts, Heard(report(facts, Observed.PREPARING)), now=NOW + 5)
+    assert preparing.sandbox.deadline_at == NOW + 690
 
 
 @pytest.mark.parametrize(
@@ -316,8 +363,184 @@ def test_an_ended_sandbox_hears_nothing(state: State) -> None:
 
 
 def test_deadlines_follow_the_spec() -> None:
-    own = spec(image_s=5.0, guest_ready_s=2.0, release_s=3.0, no_capacity_s=4.0, reserve_s=1.0)
-    assert placed(spec=own).sandbox.deadline_at == NOW + 7
+    own = spec(image_s=5.0, guest_ready_s=2.0, bootstrap_s=1.0, release_s=3.0, no_capacity_s=4.0, reserve_s=1.0)
+    assert placed(spec=own).sandbox.deadline_at == NOW + 8
     assert after(Facts(replace(PENDING, spec=own), None), HostRefused("h", "c")).sandbox.deadline_at == NOW + 1
     assert after(placed(spec=own), ReleaseRequested()).sandbox.deadline_at == NOW + 3
     assert after(Facts(replace(PENDING, spec=own), None), NoRoom("x"), now=NOW + 4).sandbox.state is State.FAILED
+
+
+@pytest.mark.parametrize("state", sorted(State))
+def test_release_wins_in_every_state(state: State) -> None:
+    """Whatever it was doing and whether it has a placement: it is on its way out, and no later word turns it back."""
+    for placed_too in (False, True):
+        made = replace(PENDING, state=state, started_at=NOW if state is State.READY else None)
+        place = placement(made, holding=Holding.ACTIVE) if placed_too else None
+        made = replace(made, placement_id=place.id if place else None)
+        outcome = advance(Facts(made, place), ReleaseRequested(), now=NOW)
+        if state in (State.RELEASING, State.RELEASED, State.FAILED):
+            assert outcome is None, "it ends already"
+            continue
+        assert outcome is not None
+        assert outcome.sandbox.reason == Code.RELEASE_REQUESTED
+        if place is None:
+            assert outcome.sandbox.state is State.RELEASED
+            continue
+        assert outcome.sandbox.state is State.RELEASING
+        assert outcome.placement is not None
+        assert outcome.placement.desired is Kind.ENSURE_ABSENT
+        ending = Facts(outcome.sandbox, outcome.placement)
+        for word in (
+            Heard(report(ending, Observed.RUNNING, ready=True)),
+            Heard(report(ending, Observed.FROZEN)),
+            Heard(report(ending, Observed.ERROR, reason="START_FAILED")),
+            HostHeard(lost=True),
+            HostHeard(lost=False),
+            EndMoved(NOW + 9),
+            NoRoom("x"),
+            HostRefused("h", "c"),
+            ReplacementAuthorized(made.generation, "cli_x"),
+            Tick(),
+        ):
+            later = advance(ending, word, now=NOW + 1e6)
+            assert later is None or later.sandbox.state is State.RELEASING, word
+
+
+# Loss and replacement.
+
+
+def lost(**changes: Any) -> Facts:
+    """Ready, and its host is not heard of."""
+    facts = ready()
+    return after(Facts(replace(facts.sandbox, spec=spec(**changes)), facts.placement), HostHeard(lost=True))
+
+
+REPLACE: dict[str, Any] = {"on_loss": OnLoss.REPLACE}
+
+
+def test_an_unheard_host_blocks_a_replacement_that_is_wanted() -> None:
+    assert lost().sandbox.conditions == {Condition.UNREACHABLE}, "nobody wants one"
+    blocked = lost(**REPLACE)
+    assert blocked.sandbox.conditions == {Condition.UNREACHABLE, Condition.REPLACEMENT_BLOCKED}
+    assert blocked.sandbox.state is State.READY
+    heard = after(blocked, HostHeard(lost=False))
+    assert heard.sandbox.conditions == frozenset()
+
+
+def test_word_of_another_host_is_none_of_this_sandbox() -> None:
+    assert advance(ready(), HostHeard(lost=True, host_id="hst_elsewhere"), now=NOW) is None
+
+
+def test_a_start_on_an_unheard_host_is_blocked_once_it_is_late() -> None:
+    facts = after(placed(), HostHeard(lost=True))
+    assert facts.sandbox.conditions == {Condition.UNREACHABLE}
+    late = after(facts, Tick(), now=NOW + 690)
+    assert Condition.REPLACEMENT_BLOCKED in late.sandbox.conditions
+    fenced = after(late, Fenced())
+    assert (fenced.sandbox.state, fenced.sandbox.generation) == (State.PENDING, 2)
+    assert fenced.sandbox.conditions == frozenset()
+    assert wants_placing(fenced.sandbox, now=NOW + 1)
+    lost_later = after(lost(**REPLACE), Fenced())
+    assert wants_placing(lost_later.sandbox, now=NOW), "it has not failed to start: nothing is gained by waiting"
+
+
+def test_a_fence_is_enough_for_a_replacement_after_readiness() -> None:
+    fenced = moved(lost(**REPLACE), Fenced())
+    assert (fenced.sandbox.state, fenced.sandbox.generation, fenced.sandbox.attempts) == (State.PENDING, 2, 0)
+    assert (fenced.sandbox.started_at, fenced.sandbox.placement_id) == (None, None)
+    assert fenced.sandbox.conditions == frozenset()
+    assert fenced.placement is not None
+    assert fenced.placement.holding is Holding.NONE
+    assert kinds(fenced) == ["placement.gone", "sandbox.replaced"]
+
+
+def test_absence_after_readiness_waits_for_somebody_s_word() -> None:
+    facts = lost(**REPLACE)
+    gone = moved(facts, Heard(report(facts, Observed.ABSENT, reason=Code.PLACEMENT_LOST)))
+    assert gone.sandbox.state is State.PENDING
+    assert gone.sandbox.conditions == {Condition.REPLACEMENT_BLOCKED}
+    assert not wants_placing(gone.sandbox, now=NOW + 1e6)
+    assert kinds(gone) == ["placement.gone", "sandbox.replaced", "sandbox.replacement_blocked"]
+    waiting = Facts(gone.sandbox, None)
+    assert advance(waiting, ReplacementAuthorized(2, "cli_x"), now=NOW + 1) is None, "another generation"
+    word = moved(waiting, ReplacementAuthorized(1, "cli_x", "keys revoked"), now=NOW + 1)
+    assert word.sandbox.conditions == frozenset()
+    assert wants_placing(word.sandbox, now=NOW + 1)
+    assert kinds(word) == ["sandbox.replacement_authorized"]
+    assert dict(word.notes[0].data) == {"client_id": "cli_x", "statement": "keys revoked", "generation": 1}
+
+
+def test_nobody_s_word_until_its_end_is_its_end() -> None:
+    facts = lost(**REPLACE)
+    waiting = after(facts, Heard(report(facts, Observed.ABSENT)))
+    assert waiting.sandbox.end_at is not None
+    over = moved(Facts(waiting.sandbox, None), Tick(), now=waiting.sandbox.end_at)
+    assert (over.sandbox.state, over.sandbox.reason) == (State.RELEASED, Code.END_REACHED)
+
+
+@pytest.mark.parametrize("ended_by", ["end_at", "exit"])
+def test_an_end_of_its_own_is_no_loss(ended_by: str) -> None:
+    facts = lost(**REPLACE)
+    gone = after(facts, Heard(report(facts, Observed.ABSENT), ended_by=ended_by))
+    assert gone.sandbox.state is State.RELEASED
+
+
+def authorized() -> tuple[Facts, Outcome]:
+    """Replaced by the client's word, its old placement unseen."""
+    facts = lost(**REPLACE)
+    outcome = moved(facts, ReplacementAuthorized(1, "cli_x"), now=NOW + 1)
+    return Facts(outcome.sandbox, None, outcome.older), outcome
+
+
+def test_a_certificate_begins_the_next_generation_and_frees_nothing() -> None:
+    facts, outcome = authorized()
+    assert (outcome.sandbox.state, outcome.sandbox.generation, outcome.sandbox.unseen) == (State.PENDING, 2, 1)
+    (old,) = outcome.older
+    assert (old.holding, old.desired) == (Holding.CLEANUP_PENDING, Kind.ENSURE_ABSENT)
+    assert kinds(outcome) == ["sandbox.replacement_authorized", "sandbox.replaced"]
+    assert advance(facts, ReplacementAuthorized(1, "cli_x"), now=NOW + 2) is None, "said twice, done once"
+
+
+def test_the_old_placement_changes_nothing_of_the_new_one() -> None:
+    facts, _ = authorized()
+    (old,) = facts.older
+    new = after(facts, Placed(placement(facts.sandbox, id="plc_new")), now=NOW + 2)
+    both = Facts(new.sandbox, new.placement, (old,))
+    late = Report(old.seq + 1, Observed.RUNNING, old.generation, ready=True)
+    seen = moved(both, Heard(late, placement_id=old.id))
+    assert (seen.sandbox, seen.placement) == (both.sandbox, both.placement)
+    assert [one.observed for one in seen.older] == [Observed.RUNNING]
+    absent = Report(old.seq + 2, Observed.ABSENT, old.generation)
+    gone = moved(both, Heard(absent, placement_id=old.id))
+    assert (gone.sandbox.state, gone.sandbox.unseen) == (State.PROVISIONING, 0)
+    assert [one.holding for one in gone.older] == [Holding.NONE]
+    fenced = moved(both, Fenced(old.id))
+    assert [one.holding for one in fenced.older] == [Holding.NONE]
+    assert advance(both, Heard(absent, placement_id="plc_nobody"), now=NOW) is None
+    assert advance(both, Fenced("plc_nobody"), now=NOW) is None
+
+
+def test_its_end_waits_for_the_old_placement_too() -> None:
+    facts, _ = authorized()
+    (old,) = facts.older
+    ending = moved(facts, ReleaseRequested(), now=NOW + 2)
+    assert ending.sandbox.state is State.RELEASING
+    assert Condition.CLEANUP_PENDING in ending.sandbox.conditions
+    waiting = Facts(ending.sandbox, None, (old,))
+    assert after(waiting, Tick(), now=NOW + 1000).sandbox.state is State.RELEASING
+    gone = moved(waiting, Heard(Report(old.seq + 1, Observed.ABSENT, old.generation), placement_id=old.id))
+    assert gone.sandbox.state is State.RELEASED
+    assert kinds(gone) == ["placement.gone", "sandbox.released"]
+
+
+def test_a_certificate_for_what_is_not_blocked_does_nothing() -> None:
+    assert advance(ready(), ReplacementAuthorized(1, "cli_x"), now=NOW) is None
+    assert advance(lost(), ReplacementAuthorized(1, "cli_x"), now=NOW) is None
+    assert advance(lost(**REPLACE), ReplacementAuthorized(2, "cli_x"), now=NOW) is None
+
+
+def test_a_replaced_sandbox_waits_for_room_from_its_replacement_on() -> None:
+    fenced = after(lost(**REPLACE), Fenced(), now=NOW + 10_000)
+    still = after(Facts(fenced.sandbox, None), NoRoom("none"), now=NOW + 10_100)
+    assert still.sandbox.state is State.PENDING
+    assert after(Facts(still.sandbox, None), NoRoom("none"), now=NOW + 10_300).sandbox.state is State.FAILED

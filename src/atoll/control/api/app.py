@@ -18,7 +18,7 @@ from atoll.control.api.exchange import first_problem
 from atoll.control.api.front import DOCS_PATH, Front
 from atoll.control.api.settings import ApiSettings
 from atoll.control.api.table import Table
-from atoll.control.api.v1 import deployment, document, sandboxes
+from atoll.control.api.v1 import config, deployment, document, sandboxes
 from atoll.control.api.v1.context import REQUEST_ID_KEY, response_of
 from atoll.control.service import Service
 
@@ -65,7 +65,10 @@ def build_app(
         strict_content_type=False,
         exception_handlers={AtollError: _refused, RequestValidationError: _not_valid, HTTPException: _http, Exception: _unexpected},
     )
-    app.include_router(sandboxes.Sandboxes(service, settings).router())
+    of_sandboxes = sandboxes.Sandboxes(service, settings)
+    app.include_router(of_sandboxes.router())
+    app.include_router(of_sandboxes.dry_run())
+    app.include_router(config.Config(service).router())
     app.include_router(deployment.Deployment(service, settings, ready).router())
     app.front = Front(
         service,

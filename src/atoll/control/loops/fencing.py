@@ -86,6 +86,5 @@ class Fencing:
         for placement, sandbox in loaded:
             if sandbox.spec.on_lease_expiry is OnLeaseExpiry.KEEP and host.lease_until is not None:
                 continue
-            if sandbox.placement_id == placement.id:
-                await self.reconciler.apply(sandbox.id, Fenced())
-                await self.reconciler.settle(sandbox.id)
+            await self.reconciler.apply(sandbox.id, Fenced(placement.id))
+            await self.reconciler.settle(sandbox.id)

@@ -22,8 +22,7 @@ from atoll.control.directory import Directory
 from atoll.control.ends import Ends
 from atoll.control.hub import Hub
 from atoll.domain.placement import Holding, Placement
-from atoll.domain.sandbox import Sandbox
-from atoll.planning import placing
+from atoll.domain.sandbox import Condition, Sandbox
 from atoll.planning.reconcile import Facts, NoRoom, Stimulus, Tick, advance, wants_placing
 from atoll.store import facts
 from atoll.store.engine import Store
@@ -31,6 +30,9 @@ from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
 LOG = get_logger()
+
+Used = dict[str, Vector]
+"""What is used of hosts whose use a commit has changed, by id."""
 
 _STEPS_MAX = 64
 """Moves of one activation; more is left to the next."""
@@ -72,8 +74,8 @@ class Reconciler:
 
     def _applying(
         self, sandbox_id: str, stimulus: Stimulus, *, now: float, about: Callable[[Facts], bool] = lambda _: True
-    ) -> Callable[[sa.Connection], tuple[facts.Committed | None, Vector | None]]:
-        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Vector | None]:
+    ) -> Callable[[sa.Connection], tuple[facts.Committed | None, Used]]:
+        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
             done = facts.advance_sandbox(conn, sandbox_id, stimulus, now=now, ids=self.event_id, about=about)
             return done, self._used(conn, done)
 
@@ -96,16 +98,19 @@ class Reconciler:
             found = None if done is None else Facts(done.sandbox, done.placement)
         return done
 
-    def published(self, done: facts.Committed | None, used: Vector | None) -> None:
+    def published(self, done: facts.Committed | None, used: Used) -> None:
         """Tell everybody of a durable commit."""
         if done is None or not done.changed:
             return
+        if done.refused_by is not None:
+            # What was remembered of this host led the sandbox astray, and would lead the next one.
+            self.directory.put(done.refused_by.host, used=done.refused_by.used)
+        for host_id, sum_of in used.items():
+            self.directory.use(host_id, sum_of)
         placement = done.placement
-        if placement is not None:
-            if used is not None:
-                self.directory.use(placement.host_id, used)
-            if placement.holding is Holding.NONE or placement.applied_revision < placement.desired_revision:
-                self.hub.wake_host(placement.host_id)
+        for one in (placement, *done.older):
+            if one is not None and (one.holding is Holding.NONE or one.applied_revision < one.desired_revision):
+                self.hub.wake_host(one.host_id)
         self.routes.changed(done.sandbox, placement)
         self.hub.changed(done.sandbox)
         if done.sandbox.deadline_at is not None and done.sandbox.deadline_at < self.next_look_at:
@@ -120,10 +125,13 @@ class Reconciler:
         )
 
     @staticmethod
-    def _used(conn: sa.Connection, done: facts.Committed | None) -> Vector | None:
-        if done is None or not done.capacity_changed or done.placement is None:
-            return None
-        return facts.used(conn, done.placement.host_id)
+    def _used(conn: sa.Connection, done: facts.Committed | None) -> Used:
+        if done is None:
+            return {}
+        changed = [one.host_id for one in done.older if one.holding is Holding.NONE]
+        if done.capacity_changed and done.placement is not None:
+            changed.append(done.placement.host_id)
+        return {host_id: facts.used(conn, host_id) for host_id in changed}
 
     async def accept(self, sandbox: Sandbox, work: Callable[[sa.Connection], None]) -> facts.Committed | None:
         """Commit a new sandbox by `work`, and place it: two commits that a store may make durable by one flush.
@@ -137,25 +145,31 @@ class Reconciler:
                 raise outcome
         assert isinstance(placed, tuple)
         self.published(*placed)
+        self._warn(sandbox, placed[0])
         return placed[0]
 
     async def place(self, sandbox: Sandbox) -> facts.Committed | None:
         """One host is asked, the best first; or, when none is left, that is recorded. None when there is no such sandbox."""
         done, used = await self.store.write(self._placing(sandbox))
         self.published(done, used)
+        self._warn(sandbox, done)
         return done
 
-    def _placing(self, sandbox: Sandbox) -> Callable[[sa.Connection], tuple[facts.Committed | None, Vector | None]]:
+    @staticmethod
+    def _warn(before: Sandbox, done: facts.Committed | None) -> None:
+        """Somebody may have to add a host: said once for each sandbox that waits."""
+        if done is not None and Condition.NO_ELIGIBLE_HOST in done.sandbox.conditions - before.conditions:
+            LOG.warning(names.SANDBOX_NO_ELIGIBLE_HOST, sandbox_id=before.id, team_id=before.team_id, detail=done.sandbox.detail)
+
+    def _placing(self, sandbox: Sandbox) -> Callable[[sa.Connection], tuple[facts.Committed | None, Used]]:
         now = self.clock.now()
-        adverts = list(self.directory.adverts())
-        found = placing.candidates(adverts, sandbox.spec, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
-        if not found:
-            none_left = NoRoom(placing.summary(placing.explain(adverts, sandbox.spec, now=now)))
-            return self._applying(sandbox.id, none_left, now=now)
+        chosen = self.directory.choose(sandbox.spec, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
+        if chosen is None:
+            return self._applying(sandbox.id, NoRoom(self.directory.summary(sandbox.spec, now=now)), now=now)
         placement = Placement(
             id=PlacementId(new_id(Prefix.PLACEMENT, self.dice)),
             sandbox_id=sandbox.id,
-            host_id=HostId(found[0].host_id),
+            host_id=HostId(chosen),
             generation=sandbox.generation,
             holding=Holding.RESERVED,
             vector=sandbox.spec.vector(),
@@ -163,7 +177,7 @@ class Reconciler:
             created_at=now,
         )
 
-        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Vector | None]:
+        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
             done = facts.reserve(conn, sandbox.id, placement, now=now, ids=self.event_id)
             return done, self._used(conn, done)
 

@@ -52,7 +52,7 @@ class Watch:
                 continue
             held = await self.reconciler.store.read(lambda conn, host_id=host.id: hosts.wanted(conn, host_id))  # type: ignore[misc]
             for one in held:
-                await self.reconciler.apply(one.sandbox_id, HostHeard(lost=lost))
+                await self.reconciler.apply(one.sandbox_id, HostHeard(lost=lost, host_id=host.id))
             if lost:
                 LOG.warning(names.HOST_HEALTH_CHANGED, host_id=host.id, name=host.name, state=Health.LOST.value, count=len(held))
             self._lost[host.id] = lost

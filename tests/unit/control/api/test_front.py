@@ -289,6 +289,9 @@ async def test_operation_ids_are_stable(api) -> None:
         "setSandboxEnd": "POST /v1/sandboxes/{sandbox_id}/end",
         "listSandboxEvents": "GET /v1/sandboxes/{sandbox_id}/events",
         "getSandboxLogs": "GET /v1/sandboxes/{sandbox_id}/logs",
+        "authorizeReplacement": "POST /v1/sandboxes/{sandbox_id}/replacement-authorizations",
+        "explainSandboxPlacement": "GET /v1/sandboxes/{sandbox_id}/placement",
+        "explainPlacement": "POST /v1/placement/explain",
         "listTemplates": "GET /v1/templates",
         "getTemplate": "GET /v1/templates/{reference}",
         "listHosts": "GET /v1/hosts",
@@ -301,6 +304,11 @@ async def test_operation_ids_are_stable(api) -> None:
         "createKey": "POST /v1/keys",
         "revokeKey": "DELETE /v1/keys/{key_id}",
         "whoami": "GET /v1/whoami",
+        "getConfig": "GET /v1/config",
+        "applyConfig": "PUT /v1/config",
+        "checkConfig": "POST /v1/config/check",
+        "listConfigRevisions": "GET /v1/config/revisions",
+        "getConfigRevision": "GET /v1/config/revisions/{revision}",
         "getStatus": "GET /v1/status",
     }
 

@@ -10,7 +10,13 @@ from atoll.base.secret import Secret
 from atoll.control.api.e2b.routes import build_table
 
 NOBODY = "i" + "9" * 20
-BODIES: dict[str, Any] = {"timeout": {"timeout": 5}, "refreshes": {"duration": 5}, "connect": {"timeout": 5}, "end": {"timeoutSeconds": 5}}
+BODIES: dict[str, Any] = {
+    "timeout": {"timeout": 5},
+    "refreshes": {"duration": 5},
+    "connect": {"timeout": 5},
+    "end": {"timeoutSeconds": 5},
+    "replacement-authorizations": {"generation": 1},
+}
 SANDBOX_ROUTES = [
     ("GET", "/sandboxes/{}"),
     ("DELETE", "/sandboxes/{}"),
@@ -32,6 +38,8 @@ SANDBOX_ROUTES = [
     ("POST", "/v1/sandboxes/{}/end"),
     ("GET", "/v1/sandboxes/{}/events"),
     ("GET", "/v1/sandboxes/{}/logs"),
+    ("GET", "/v1/sandboxes/{}/placement"),
+    ("POST", "/v1/sandboxes/{}/replacement-authorizations"),
 ]
 
 

@@ -292,7 +292,39 @@ async def test_keys(api, checked) -> None:
 async def test_whoami(api, checked) -> None:
     body = (await checked("GET", "/v1/whoami")).json()
     assert body["team"]["name"] == "ours"
-    assert body["client"] == {"id": body["client"]["id"], "name": "first of ours", "role": "member"}
+    assert body["team"]["limits"] == {"maxSandboxes": 1000, "maxRecords": 100_000, "requestsPerSecond": 2000.0}
+    limits = {"maxSandboxes": None, "requestsPerSecond": 200.0}
+    assert body["client"] == {"id": body["client"]["id"], "name": "first of ours", "role": "member", "limits": limits}
+
+
+async def test_config(api, checked) -> None:
+    key = api.operator_key
+    shown = (await checked("GET", "/v1/config", key=key)).json()
+    assert shown["revision"] == 0
+    bad = (await checked("POST", "/v1/config/check", key=key, json={"document": "version: 1\nclasses: {a: {x: 1}}"})).json()
+    assert [(one["line"], one["path"]) for one in bad["problems"]] == [(2, "classes.a.x")]
+    good = {"document": "version: 1\nclasses: {a: {}}", "revision": 0}
+    assert (await checked("PUT", "/v1/config", key=key, json=good)).json()["revision"] == 1
+    assert (await checked("PUT", "/v1/config", key=key, json=good)).status_code == 200
+    for body, status in (
+        ({**good, "document": good["document"] + "\n"}, 409),
+        ({**good, "document": "version: 3"}, 400),
+        ({**good, "revision": -1}, 400),
+        ({**good, "revision": "1"}, 400),
+        ({**good, "revision": 2**40}, 400),
+        ({**good, "document": "x" * 300_000}, 400),
+        ({**good, "more": 1}, 400),
+        ({"document": "x"}, 400),
+        ({"revision": 1}, 400),
+    ):
+        assert (await checked("PUT", "/v1/config", key=key, json=body)).status_code == status, body
+    history = (await checked("GET", "/v1/config/revisions", key=key)).json()
+    assert ([one["revision"] for one in history["items"]], history["nextBefore"]) == ([1], None)
+    one = "/v1/config/revisions/{revision}"
+    assert (await checked("GET", "/v1/config/revisions/1", one, key=key)).json()["document"] == good["document"]
+    assert (await checked("GET", "/v1/config/revisions/2", one, key=key)).status_code == 404
+    assert (await checked("GET", "/v1/config/revisions/-1", one, key=key)).status_code == 400
+    assert (await checked("GET", "/v1/config")).status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from atoll.base.units import Vector
 from atoll.control.api import moment
 from atoll.control.api.settings import ApiSettings
-from atoll.control.service import Caller, EventRecord, HostView, Service
+from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, Service, Why
+from atoll.domain.deployment import ClientLimits, Rate, TeamLimits
 from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client
+from atoll.planning.placing import Verdict
 
 Json = dict[str, object]
 
@@ -104,6 +106,36 @@ def amount(vector: Vector) -> Json:
     return {"cpuMillis": vector.cpu_millis, "memoryMib": vector.memory_mib, "diskMib": vector.disk_mib, "slots": vector.slots}
 
 
+def why(told: Why, *, limit: int) -> Json:
+    spec, explanation, one = told.spec, told.explanation, told.sandbox
+    verdicts = explanation.verdicts
+    return {
+        "sandboxId": one.id if one is not None else None,
+        "state": one.state.value if one is not None else None,
+        "placement": {"id": one.placement_id, "hostId": one.host_id} if one is not None and one.placement_id and one.host_id else None,
+        "class": spec.class_name,
+        "policy": spec.placement_policy.value,
+        "need": amount(spec.vector()),
+        "summary": str(explanation),
+        "hosts": len(verdicts),
+        "candidates": explanation.candidates,
+        "removed": [{"filter": one.filter.value, "hosts": one.hosts, "alone": one.alone} for one in explanation.sums],
+        "verdicts": [_verdict(one) for one in verdicts[:limit]] if told.shows_hosts else None,
+    }
+
+
+def _verdict(one: Verdict) -> Json:
+    return {
+        "hostId": one.advert.host.id,
+        "name": one.advert.host.name,
+        "rank": one.rank,
+        "refused": one.refused,
+        "hasImage": one.image,
+        "free": amount(one.advert.free),
+        "objections": [{"filter": each.filter.value, "detail": each.detail} for each in one.objections],
+    }
+
+
 def host(view: HostView) -> Json:
     one = view.host
     return {
@@ -138,10 +170,43 @@ def key(one: Client) -> Json:
     }
 
 
-def whoami(caller: Caller) -> Json:
+def whoami(caller: Caller, of_client: ClientLimits, of_team: TeamLimits) -> Json:
     team, client = caller.team, caller.client
-    limits = {"maxSandboxes": team.max_sandboxes, "maxRecords": team.max_records, "requestsPerSecond": team.requests_per_s}
     return {
-        "team": {"id": team.id, "name": team.name, "limits": limits},
-        "client": {"id": client.id, "name": client.name, "role": client.role.value},
+        "team": {
+            "id": team.id,
+            "name": team.name,
+            "limits": {"maxSandboxes": of_team.sandboxes, "maxRecords": of_team.records, "requestsPerSecond": _per_s(of_team.requests)},
+        },
+        "client": {
+            "id": client.id,
+            "name": client.name,
+            "role": client.role.value,
+            "limits": {"maxSandboxes": of_client.sandboxes, "requestsPerSecond": _per_s(of_client.requests)},
+        },
+    }
+
+
+def _per_s(rate: Rate | None) -> float | None:
+    return None if rate is None else rate.per_s
+
+
+def config(view: ConfigView) -> Json:
+    return {
+        "revision": view.revision,
+        "document": view.document,
+        "appliedAt": timestamp(view.applied_at),
+        "appliedBy": view.client_id,
+    }
+
+
+def checked_config(checked: CheckedConfig) -> Json:
+    return {
+        "valid": not checked.problems,
+        "revision": checked.revision,
+        "problems": [
+            {"line": one.line or None, "column": one.column or None, "path": one.path, "message": one.message, "hint": one.hint}
+            for one in checked.problems
+        ],
+        "changes": [{"path": one.path, "before": one.before, "after": one.after} for one in checked.changes],
     }

@@ -100,7 +100,7 @@ class Deployment:
 
     async def whoami(self, caller: Who) -> Response:
         """Whose key this is."""
-        return respond(200, answers.whoami(caller))
+        return respond(200, answers.whoami(caller, *self.service.limits(caller)))
 
     async def status(self, caller: Who) -> Response:
         """The deployment in numbers; for operators."""

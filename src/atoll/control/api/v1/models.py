@@ -14,8 +14,10 @@ from pydantic.alias_generators import to_camel
 from atoll.base.errors import Code
 from atoll.domain.host import Admin, Health
 from atoll.domain.sandbox import Condition, State
-from atoll.domain.spec import Isolation, OnEnd
+from atoll.domain.spec import Isolation, OnEnd, PlacementPolicy
 from atoll.domain.tenancy import Role
+from atoll.planning.placing import Filter
+from atoll.wire.document import TEXT_BYTES_MAX
 
 INT32_MAX = 2**31 - 1
 
@@ -53,14 +55,16 @@ class NetworkRequest(Incoming):
 class NewSandbox(Incoming):
     """What a create asks for; None: as class and template say."""
 
-    template: Annotated[Text, Field(min_length=1, description="Id, alias or namespace/alias, with an optional :tag.")] = "base"
+    template: Annotated[
+        Text | None, Field(min_length=1, description="Id, alias or namespace/alias, with an optional :tag; else the class's, else base.")
+    ] = None
     client_request_id: Annotated[
         str | None,
         Field(pattern=r"^[A-Za-z0-9._:-]{1,255}$", description="Idempotency key, per team: sent again, it gives the same sandbox."),
     ] = None
     class_name: Annotated[Text | None, Field(alias="class", description="The operator's policy for this kind of workload.")] = None
     size: SizeRequest = Field(default_factory=SizeRequest)
-    timeout_seconds: Annotated[int, Field(ge=1, le=INT32_MAX)] = 300
+    timeout_seconds: Annotated[int | None, Field(ge=1, le=INT32_MAX, description="Else the class's.")] = None
     metadata: Labels = Field(default_factory=dict)
     env: Labels = Field(default_factory=dict, repr=False)
     network: NetworkRequest = Field(default_factory=NetworkRequest)
@@ -93,6 +97,16 @@ class NewEnd(Incoming):
     only_extend: Annotated[bool, Field(description="Never move the end nearer.")] = False
 
 
+class ReplacementAuthorization(Incoming):
+    """The client's certificate that what the guest of this generation was given (keys, tokens, access elsewhere) is revoked.
+
+    `statement` is recorded with it.
+    """
+
+    generation: Annotated[int, Field(ge=1, le=INT32_MAX)]
+    statement: Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f]*$")] = ""
+
+
 class NewKey(Incoming):
     """`role` and `team` are for operators."""
 
@@ -112,6 +126,18 @@ class Disabling(Incoming):
     """`off`: the operator knows that the machine is off; its sandboxes count as gone at once, and not after its last lease."""
 
     off: bool = False
+
+
+class ConfigText(Incoming):
+    """A deployment document, to be read."""
+
+    document: Annotated[str, Field(max_length=TEXT_BYTES_MAX)]
+
+
+class NewConfig(ConfigText):
+    """A deployment document, to be applied. `revision` is that of the document that it replaces; 0: the built-in one."""
+
+    revision: Whole
 
 
 class Size(Outgoing):
@@ -179,6 +205,47 @@ class Sandbox(Outgoing):
     domain: str
     access_token: str | None
     traffic_token: str | None
+
+
+class Objection(Outgoing):
+    filter: Filter
+    detail: str
+
+
+class Verdict(Outgoing):
+    """One host's part. `rank`: in which place it would be asked; null: it would not be. `free` may be less than nothing after a host shrank."""
+
+    host_id: str
+    name: str
+    rank: int | None
+    refused: bool
+    has_image: bool
+    free: Amount
+    objections: list[Objection]
+
+
+class Removed(Outgoing):
+    """How many hosts a filter removes; `alone`: how many that nothing else speaks against."""
+
+    filter: Filter
+    hosts: int
+    alone: int
+
+
+class Why(Outgoing):
+    """Placing explained, as the hosts are now. `verdicts` are for operators; the candidates come first, in their order."""
+
+    sandbox_id: str | None
+    state: State | None
+    placement: Placement | None
+    class_name: Annotated[str, Field(alias="class")]
+    policy: PlacementPolicy
+    need: Amount
+    summary: str
+    hosts: int
+    candidates: int
+    removed: list[Removed]
+    verdicts: list[Verdict] | None
 
 
 class SandboxPage(Outgoing):
@@ -283,9 +350,18 @@ class MadeKey(Outgoing):
 
 
 class TeamLimits(Outgoing):
-    max_sandboxes: int
-    max_records: int
-    requests_per_second: float
+    """null: without limit."""
+
+    max_sandboxes: int | None
+    max_records: int | None
+    requests_per_second: float | None
+
+
+class ClientLimits(Outgoing):
+    """null: without limit of its own."""
+
+    max_sandboxes: int | None
+    requests_per_second: float | None
 
 
 class Team(Outgoing):
@@ -294,10 +370,54 @@ class Team(Outgoing):
     limits: TeamLimits
 
 
+class Config(Outgoing):
+    """One revision of the deployment document. Revision 0 is what applies until one was applied."""
+
+    revision: int
+    document: str
+    applied_at: str | None
+    applied_by: str | None
+
+
+class ConfigList(Outgoing):
+    """`nextBefore` is what to send as `before` for older ones; null on the last page."""
+
+    items: list[Config]
+    next_before: int | None
+
+
+class ConfigProblem(Outgoing):
+    """`line` and `column` count from 1; null: of the document as a whole."""
+
+    line: int | None
+    column: int | None
+    path: str
+    message: str
+    hint: str
+
+
+class ConfigChange(Outgoing):
+    """null: it is not there."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
+class CheckedConfig(Outgoing):
+    """`changes` are those of the document that applies now, which is at `revision`."""
+
+    valid: bool
+    revision: int
+    problems: list[ConfigProblem]
+    changes: list[ConfigChange]
+
+
 class ClientRef(Outgoing):
     id: str
     name: str
     role: Role
+    limits: ClientLimits
 
 
 class Whoami(Outgoing):

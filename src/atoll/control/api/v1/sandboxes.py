@@ -24,6 +24,7 @@ from atoll.domain.sandbox import STARTING, Sandbox, State
 from atoll.planning.resolve import CreateRequest
 
 SandboxPath = Annotated[str, Path(description="Id of a sandbox")]
+Shown = Annotated[int, Query(ge=1, le=1000, description="How many hosts are shown; all are counted")]
 ONE: Final = "/{sandbox_id}"
 ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {202: {"model": models.Sandbox, "description": "Accepted; it is not ready yet"}}
 CONSOLE: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
@@ -113,8 +114,23 @@ class Sandboxes:
         add(ONE, self.get, methods=["GET"], operation_id="getSandbox", response_model=models.Sandbox)
         add(ONE, self.release, methods=["DELETE"], operation_id="releaseSandbox", response_model=models.Sandbox)
         add(f"{ONE}/end", self.set_end, methods=["POST"], operation_id="setSandboxEnd", response_model=models.Sandbox)
+        add(
+            f"{ONE}/replacement-authorizations",
+            self.authorize_replacement,
+            methods=["POST"],
+            operation_id="authorizeReplacement",
+            status_code=201,
+            response_model=models.Sandbox,
+        )
         add(f"{ONE}/events", self.events, methods=["GET"], operation_id="listSandboxEvents", response_model=models.EventPage)
+        add(f"{ONE}/placement", self.why, methods=["GET"], operation_id="explainSandboxPlacement", response_model=models.Why)
         add(f"{ONE}/logs", self.logs, methods=["GET"], operation_id="getSandboxLogs", response_class=Response, responses=CONSOLE)
+        return router
+
+    def dry_run(self) -> APIRouter:
+        """What needs no sandbox."""
+        router = APIRouter(prefix="/v1/placement", tags=["sandboxes"], responses=FAILURES)
+        router.add_api_route("/explain", self.why_request, methods=["POST"], operation_id="explainPlacement", response_model=models.Why)
         return router
 
     async def create(self, caller: Who, body: models.NewSandbox) -> Response:
@@ -162,6 +178,15 @@ class Sandboxes:
             sandbox = await self.service.set_end(caller, sandbox_id, timeout_s=body.timeout_seconds, only_extend=body.only_extend)
         return self._one(200, sandbox)
 
+    async def authorize_replacement(self, caller: Who, sandbox_id: SandboxPath, body: models.ReplacementAuthorization) -> Response:
+        """Certify that the guest of a lost generation can do no more harm outside: the next generation begins. Said again: the same.
+
+        409 when nothing is blocked: see `conditions`.
+        """
+        with _about(sandbox_id):
+            sandbox = await self.service.authorize_replacement(caller, sandbox_id, generation=body.generation, statement=body.statement)
+        return self._one(201, sandbox)
+
     async def events(
         self,
         caller: Who,
@@ -174,6 +199,16 @@ class Sandboxes:
             found = await self.service.events(caller, sandbox_id, after=after, limit=limit)
         next_after = found[-1].seq if found else after
         return respond(200, {"items": [answers.event(one) for one in found], "nextAfter": next_after})
+
+    async def why(self, caller: Who, sandbox_id: SandboxPath, limit: Shown = 100) -> Response:
+        """Why it is where it is, or nowhere: what each filter says of the hosts, as they are now."""
+        with _about(sandbox_id):
+            told = await self.service.why(caller, sandbox_id)
+        return respond(200, answers.why(told, limit=limit))
+
+    async def why_request(self, caller: Who, body: models.NewSandbox, limit: Shown = 100) -> Response:
+        """Where a sandbox like this would be placed now. Nothing is made."""
+        return respond(200, answers.why(await self.service.why_request(caller, _request(body)), limit=limit))
 
     async def logs(self, caller: Who, sandbox_id: SandboxPath) -> Response:
         """The guest's console as text, as far as its host still has it."""

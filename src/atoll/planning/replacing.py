@@ -1,0 +1,79 @@
+"""Replacement: when a new generation may take the place of one that is lost, and what it takes along.
+
+Theory of operation. Before a guest has answered, and while nothing of its bootstrap was exposed, a new generation begins by itself as soon
+as the old one is seen gone. After that, nobody but the outside world knows what the old guest may still do: it holds what it was given. So
+a sandbox whose class says `on_loss: replace` waits with REPLACEMENT_BLOCKED, until an operator has fenced the host or the client has
+certified that the old guest's authority was revoked. The certificate is the client's word about the outside; it is none about the host: what
+the old placement holds stays held until it is seen gone or fenced (`Sandbox.unseen` counts such placements).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from atoll.domain import sandbox as sb
+from atoll.domain.command import Kind
+from atoll.domain.placement import Holding, Placement
+from atoll.domain.sandbox import Condition, Event, Sandbox, State
+from atoll.domain.spec import OnLoss
+
+PAUSE_S: Final = 0.25
+"""Before the next generation is placed: what has just failed would fail at once again."""
+SETTLED: Final = frozenset({State.READY, State.PAUSING, State.PAUSED, State.SUSPENDING, State.STOPPING, State.STOPPED, State.RESUMING})
+"""Its guest has been ready, and its placement holds something."""
+
+
+def may_replace(sandbox: Sandbox) -> bool:
+    """Automatic replacement: only while the guest never reported ready, no bootstrap payload was exposed, and attempts are left."""
+    return sandbox.started_at is None and not sandbox.bootstrap_exposed and sandbox.attempts < sandbox.spec.attempts_max
+
+
+def wanted(sandbox: Sandbox, placement: Placement | None) -> bool:
+    """Whether a new generation is to take this one's place, once it may."""
+    if sandbox.state is State.PENDING:
+        return Condition.REPLACEMENT_BLOCKED in sandbox.conditions
+    if sandbox.state is State.PROVISIONING:
+        return placement is not None and placement.desired is Kind.ENSURE_ABSENT
+    return sandbox.state in SETTLED and sandbox.spec.on_loss is OnLoss.REPLACE
+
+
+def with_block(sandbox: Sandbox, placement: Placement | None) -> Sandbox:
+    """With REPLACEMENT_BLOCKED exactly where one is wanted and its host is not heard of; a sandbox without a placement is left as it is."""
+    if placement is None or placement.holding is Holding.NONE:
+        return sandbox
+    blocked = Condition.UNREACHABLE in sandbox.conditions and wanted(sandbox, placement)
+    conditions = sandbox.conditions - {Condition.REPLACEMENT_BLOCKED} | ({Condition.REPLACEMENT_BLOCKED} if blocked else frozenset())
+    return sandbox if conditions == sandbox.conditions else replace(sandbox, conditions=conditions)
+
+
+def next_generation(sandbox: Sandbox, *, now: float, detail: str | None) -> Sandbox:
+    """The sandbox without a placement, to be placed again: after a moment where a start has failed, at once where it was lost.
+
+    One that had been ready begins from nothing: its attempts, its start and its end count anew.
+    """
+    fresh = sandbox.started_at is not None or sandbox.bootstrap_exposed
+    return replace(
+        sandbox,
+        state=sb.step(sandbox.state, Event.REPLACED),
+        generation=sandbox.generation + 1,
+        placement_id=None,
+        host_id=None,
+        tried_hosts=(),
+        waiting_since=now,
+        deadline_at=now if fresh else now + PAUSE_S,
+        attempts=0 if fresh else sandbox.attempts,
+        started_at=None,
+        bootstrap_exposed=False,
+        conditions=sandbox.conditions - {Condition.UNREACHABLE, Condition.REPLACEMENT_BLOCKED, Condition.DEADLINE_MISSED},
+        detail=detail,
+    )
+
+
+def waiting_for_word(sandbox: Sandbox, *, now: float, detail: str | None) -> Sandbox:
+    """As `next_generation`, but nothing is placed before somebody says so; its end comes all the same."""
+    return replace(
+        next_generation(sandbox, now=now, detail=detail),
+        conditions=sandbox.conditions - {Condition.UNREACHABLE} | {Condition.REPLACEMENT_BLOCKED},
+        deadline_at=sandbox.end_at,
+    )
