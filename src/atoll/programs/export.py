@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+from pathlib import Path
+
 from atoll.base.secret import Secret
+from atoll.client.target import home_directory
 from atoll.programs.instance import Config
-from atoll.programs.layout import Layout
+from atoll.programs.layout import Layout, python
 
 
 def variables(layout: Layout, config: Config) -> dict[str, str]:
@@ -22,3 +27,11 @@ def variables(layout: Layout, config: Config) -> dict[str, str]:
 def lines(values: dict[str, str]) -> str:
     """For `eval "$(atoll env)"`; single quotes, so that no value means anything to the shell."""
     return "\n".join(f"export {name}='{value}'" for name, value in values.items())
+
+
+def command(layout: Layout) -> str:
+    """How any shell calls this environment's `atoll` about this instance, also one that knows nothing of ATOLL_HOME."""
+    own = python().with_name("atoll")
+    found = shutil.which("atoll")
+    name = "atoll" if found is not None and Path(found).resolve() == own.resolve() else shlex.quote(str(own))
+    return name if layout.home == home_directory({}) else f"ATOLL_HOME={shlex.quote(str(layout.home))} {name}"

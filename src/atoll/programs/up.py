@@ -66,7 +66,7 @@ def up(place: Layout, steps: Steps, *, with_demo: bool = True) -> Outcome:
         step.detail = _wait_host(place, config, target)
     shown = _first_sandbox(target, steps) if with_demo else None
     values = export.variables(place, config)
-    _epilogue(steps, values)
+    _epilogue(place, steps, values)
     return Outcome(already, [asdict(done) for done in steps.done], asdict(shown) if shown else None, values)
 
 
@@ -300,9 +300,8 @@ def _first_sandbox(target: Target, steps: Steps) -> demo.Demo:
     return shown
 
 
-def _epilogue(steps: Steps, values: dict[str, str]) -> None:
-    command = Path(shutil.which("atoll") or layout.python().with_name("atoll"))
-    atoll = "atoll" if shutil.which("atoll") else str(command)
+def _epilogue(place: Layout, steps: Steps, values: dict[str, str]) -> None:
+    atoll = export.command(place)
     steps.say()
     steps.say("Point any E2B SDK, or `atoll` itself, at it:")
     steps.say(export.lines(values))
