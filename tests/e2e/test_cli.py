@@ -137,10 +137,16 @@ def test_our_terminal_is_as_before(box) -> None:
     assert said.strip() == b"echo"
 
 
-def test_a_shell_without_a_terminal_takes_a_script(box) -> None:
-    done = run("sandbox", "shell", box, "bash", stdin=b"echo $((6 * 7))\nexit 4\n", check=False)
+@pytest.mark.parametrize("end", [b"exit 4\n", b"exit 4"], ids=["whole lines", "no last newline"])
+def test_a_shell_without_a_terminal_takes_a_script(box, end) -> None:
+    done = run("sandbox", "shell", box, "bash", stdin=b"echo $((6 * 7))\n" + end, check=False)
     assert done.returncode == 4
     assert "42" in done.stdout
+
+
+@pytest.mark.parametrize("command", [(), ("bash",), ("cat",), ("sh", "-c", "sleep 2; bash")], ids=["login", "bash", "cat", "late"])
+def test_a_shell_without_any_input_ends(box, command) -> None:
+    assert run("sandbox", "shell", box, *command, stdin=b"").returncode == 0
 
 
 def test_the_sandbox_ends_under_the_terminal(product) -> None:

@@ -20,6 +20,7 @@ from atoll.client.guest import Ended, Guest, Output, Started
 
 READ_BYTES: Final = 1 << 14
 END_OF_INPUT: Final = b"\x04"
+END_AGAIN_S: Final = 1.0
 
 
 def run(guest: Guest, command: list[str], *, user: str | None = None, cwd: str | None = None) -> int:
@@ -104,17 +105,24 @@ class _Side:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        waiting = [self._wake_read, sys.stdin.fileno()]
+        source = sys.stdin.fileno()
+        waiting = [self._wake_read, source]
+        ending = END_OF_INPUT
         while not self._ended:
-            ready, _, _ = select.select(waiting, [], [])
+            ready, _, _ = select.select(waiting, [], [], None if source in waiting else END_AGAIN_S)
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 if self._resized:
                     self._resized = False
                     size = shutil.get_terminal_size()
                     self._guest.resize(self._pid, columns=size.columns, rows=size.lines)
-            if sys.stdin.fileno() in ready and not self._ended:
-                data = os.read(sys.stdin.fileno(), READ_BYTES)
-                self._guest.send_input(self._pid, data or END_OF_INPUT, pty=True)
+            if source in ready and not self._ended:
+                data = os.read(source, READ_BYTES)
+                self._guest.send_input(self._pid, data or ending, pty=True)
                 if not data:
-                    waiting.remove(sys.stdin.fileno())
+                    waiting.remove(source)
+                # In the middle of a line the key is no end: a shell's editor would delete with it, and wait for ever.
+                ending = END_OF_INPUT if data.endswith((b"\n", b"\r")) else b"\n" + END_OF_INPUT
+            elif not ready:
+                # A key is heard once, also by a shell that was not listening yet; an input that has ended has ended for each reader.
+                self._guest.send_input(self._pid, END_OF_INPUT, pty=True)
