@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from atoll.base.errors import AtollError, Code
 from atoll.cli import config, host, key, output, sandbox, template
@@ -16,9 +17,27 @@ from atoll.cli import config, host, key, output, sandbox, template
 class Root(TyperGroup):
     """Turns Atoll's errors into messages and exit codes, for every command below."""
 
+    ASKED_KEY: Final = "atoll.json.asked"
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        # Parsing empties the list.
+        as_json = _asks_json(args)
+        try:
+            ctx = super().make_context(info_name, args, parent, **extra)
+        except TyperException as error:
+            if not as_json:
+                raise
+            raise _told(error) from error
+        ctx.meta[self.ASKED_KEY] = as_json
+        return ctx
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except TyperException as error:
+            if not ctx.meta.get(output.JSON_KEY, ctx.meta[self.ASKED_KEY]):
+                raise
+            raise _told(error) from error
         except AtollError as error:
             output.show_error(error, as_json=bool(ctx.meta.get(output.JSON_KEY)))
             raise typer.Exit(int(output.exit_code(error))) from error
@@ -33,6 +52,21 @@ class Root(TyperGroup):
             raise typer.Exit(int(output.Exit.FAILED)) from error
         except KeyboardInterrupt as interruption:
             raise typer.Exit(130) from interruption
+
+
+def _asks_json(args: list[str]) -> bool:
+    """Whether a line that could not be read asks for a document: what follows `--` is somebody else's."""
+    ours = args[: args.index("--")] if "--" in args else args
+    return "--json" in ours
+
+
+def _told(error: TyperException) -> typer.Exit:
+    """Say what is wrong with the command line in a document, where typer would say it in text."""
+    context = getattr(error, "ctx", None)
+    command = "atoll" if context is None else context.command_path
+    told = AtollError(Code.INVALID_REQUEST, error.format_message(), hint=f"`{command} -h` shows what it takes.")
+    output.show_error(told, as_json=True)
+    return typer.Exit(error.exit_code)
 
 
 def build() -> typer.Typer:

@@ -59,6 +59,40 @@ def test_usage_is_2(atoll: Atoll, arguments: tuple[str, ...]) -> None:
     assert atoll.run("sandbox", *arguments).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("sandbox", "create", "--json", "--timeout", "soon"), "soon"),
+        (("sandbox", "create", "--memory", "all", "--json"), "all"),
+        (("sandbox", "list", "--json", "--nope"), "--nope"),
+        (("sandbox", "list", "--nope", "--json"), "--nope"),
+        (("sandbox", "get", "--json"), "SANDBOX"),
+        (("sandbox", "exec", "--json"), "SANDBOX"),
+        (("sandbox", "rm", "--json"), "--all"),
+        (("sandbox", "cp", "--json", "a", "b"), "SANDBOX:PATH"),
+        (("host", "drain", "--json"), "HOST"),
+        (("nope", "--json"), "nope"),
+        (("--json",), "--json"),
+        (("--nope", "status", "--json"), "--nope"),
+    ],
+)
+def test_usage_with_json_is_one_document(atoll: Atoll, arguments: tuple[str, ...], word: str) -> None:
+    done = atoll.run(*arguments)
+    assert done.exit_code == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "INVALID_REQUEST"
+    assert word.casefold() in error["message"].casefold()
+    assert error["hint"]
+    assert done.stderr == ""
+
+
+def test_usage_without_json_is_text_whatever_a_command_inside_is_given(atoll: Atoll) -> None:
+    for arguments in (("sandbox", "create", "--timeout", "soon"), ("sandbox", "exec", "--nope", "i1", "--", "ls", "--json")):
+        done = atoll.run(*arguments)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "Usage: " in done.stderr
+
+
 @pytest.mark.parametrize("command", ["get", "logs", "events", "rm", "exec", "shell"])
 def test_not_found_is_3_and_json_is_still_one_document(atoll: Atoll, command: str) -> None:
     more = ["true"] if command == "exec" else []
