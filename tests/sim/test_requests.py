@@ -301,6 +301,16 @@ async def test_a_revoked_key_ends_at_once(world: World) -> None:
     assert (await world.call("GET", "/sandboxes", key=own["secret"])).status_code == 401
 
 
+async def test_an_operator_ends_the_keys_that_it_made_for_another_team(world: World) -> None:
+    stranger = await world.team("strangers")
+    made = (await world.call("POST", "/v1/keys", json={"name": "lost", "team": "theirs"})).json()
+    path = f"/v1/keys/{made['key']['id']}"
+    assert (await world.call("DELETE", path, key=stranger)).status_code == 404
+    assert (await world.call("GET", "/sandboxes", key=made["secret"])).status_code == 200
+    assert (await world.call("DELETE", path)).status_code == 200
+    assert (await world.call("GET", "/sandboxes", key=made["secret"])).status_code == 401
+
+
 async def test_keys_are_on_disk_as_digests_only(world: World) -> None:
     key = await world.team("theirs")
     await world.stop()

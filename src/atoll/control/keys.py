@@ -75,7 +75,9 @@ class Keys:
     async def revoke(self, caller: Caller, client_id: str) -> Client:
         """As Service.revoke_key."""
         now = self._clock.now()
-        found = await self._store.write(lambda conn: tenancy.revoke(conn, caller.team.id, client_id, now=now))
+        # Who may make a key for any team may end it, too.
+        team_id = None if caller.operator else caller.team.id
+        found = await self._store.write(lambda conn: tenancy.revoke(conn, team_id, client_id, now=now))
         if found is None:
             raise Refused(Code.KEY_NOT_FOUND, f"key {client_id[:64]!r} was not found")
         self._remembered.pop(found.key_digest, None)

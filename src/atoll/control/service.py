@@ -235,7 +235,9 @@ class Service(Protocol):
         """A key of the caller's team. Only operators may give OPERATOR or name another team (made when it does not exist)."""
         ...
 
-    async def revoke_key(self, caller: Caller, client_id: str) -> Client: ...
+    async def revoke_key(self, caller: Caller, client_id: str) -> Client:
+        """Refuse it from now on. Operators: any team's. *Errors*: KEY_NOT_FOUND."""
+        ...
 
     def access_token(self, sandbox: Sandbox) -> str | None:
         """The guest's access token (derived, never stored); None for an unsecured sandbox."""

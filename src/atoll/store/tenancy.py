@@ -69,14 +69,11 @@ def clients_of(conn: sa.Connection, team_id: str) -> Sequence[Client]:
     return [rows.client(row) for row in found.mappings()]
 
 
-def revoke(conn: sa.Connection, team_id: str, client_id: str, *, now: float) -> Client | None:
-    """End a credential of this team; None when it has no such one. *Idempotency*: the first time stays."""
-    conn.execute(
-        sa.update(CLIENTS)
-        .where(CLIENTS.c.id == client_id, CLIENTS.c.team_id == team_id, CLIENTS.c.revoked_at.is_(None))
-        .values(revoked_at=now)
-    )
-    row = conn.execute(sa.select(CLIENTS).where(CLIENTS.c.id == client_id, CLIENTS.c.team_id == team_id)).mappings().first()
+def revoke(conn: sa.Connection, team_id: str | None, client_id: str, *, now: float) -> Client | None:
+    """End a credential of this team, or of any (None); None when there is no such one. *Idempotency*: the first time stays."""
+    meant = [CLIENTS.c.id == client_id] if team_id is None else [CLIENTS.c.id == client_id, CLIENTS.c.team_id == team_id]
+    conn.execute(sa.update(CLIENTS).where(*meant, CLIENTS.c.revoked_at.is_(None)).values(revoked_at=now))
+    row = conn.execute(sa.select(CLIENTS).where(*meant)).mappings().first()
     return rows.client(row) if row else None
 
 
