@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from atoll.programs.identity import living
 from atoll.programs.layout import Layout
 
 _SEVERITY: Final = {"ok": 0, "warning": 1, "failed": 2}
+_AS_ROOT: Final = "Run `sudo atoll doctor`."
 BINARIES: Final = ("atoll-guest", "atoll-io", "runsc")
 
 
@@ -33,7 +35,12 @@ class Entry:
 
 def examine(place: Layout) -> dict[str, Any]:
     """Run everything; the report that --json prints. Changes nothing but what the runtime's self-test makes and removes."""
-    entries = [_root(), _programs(), _runtime(), _templates()]
+    entries = [
+        *_looked("instance.root", _root),
+        *_looked("instance.programs", _programs),
+        *_looked("instance.oci_runtime", _runtime),
+        *_looked("instance.templates", _templates),
+    ]
     isolations: list[str] = []
     hosts: dict[str, list[str]] = {}
     try:
@@ -42,7 +49,10 @@ def examine(place: Layout) -> dict[str, Any]:
         entries.append(Entry("instance.config", "failed", error.message, error.hint))
     else:
         entries.append(Entry("instance.config", "ok", f"{config.install_id}, slots in {config.slot_cidr}"))
-        entries += [_home(place), _secrets(place), *_ports(place, config), *_processes(place, config)]
+        entries += _looked("instance.user", lambda: _home(place))
+        entries += _looked("instance.secrets", lambda: _secrets(place))
+        entries += _looked("instance.port", lambda: _ports(place, config))
+        entries += _looked("process", lambda: _processes(place, config))
         if os.geteuid() == 0:
             found, isolations = asyncio.run(_host_checks(place, config))
             hosts = _hosts(place)
@@ -58,6 +68,17 @@ def examine(place: Layout) -> dict[str, Any]:
     }
 
 
+def _looked(check: str, look: Callable[[], Entry | list[Entry]]) -> list[Entry]:
+    """What a look found. What it cannot read is that check's result: the others are told all the same."""
+    try:
+        found = look()
+    except OSError as error:
+        if os.geteuid() != 0 and isinstance(error, PermissionError):
+            return [Entry(check, "warning", f"only root can look: {error}", _AS_ROOT)]
+        return [Entry(check, "failed", str(error), "Look at the path and its permissions.")]
+    return found if isinstance(found, list) else [found]
+
+
 def _once(entries: list[Entry]) -> list[Entry]:
     """Each check once: what both drivers look at is told once, as the worse of the two found it."""
     worst: dict[str, Entry] = {}
@@ -71,7 +92,7 @@ def _once(entries: list[Entry]) -> list[Entry]:
 def _root() -> Entry:
     if os.geteuid() == 0:
         return Entry("instance.root", "ok", "runs as root")
-    return Entry("instance.root", "failed", "does not run as root: some checks of this host are left out", "Run `sudo atoll doctor`.")
+    return Entry("instance.root", "failed", "does not run as root: some checks of this host are left out", _AS_ROOT)
 
 
 def _programs() -> Entry:
@@ -118,7 +139,7 @@ def _home(place: Layout) -> Entry:
 
 def _secrets(place: Layout) -> Entry:
     if os.geteuid() != 0:
-        return Entry("instance.secrets", "warning", "only root can look", "Run `sudo atoll doctor`.")
+        return Entry("instance.secrets", "warning", "only root can look", _AS_ROOT)
     for name in instance.SECRETS:
         path = place.secrets / name
         if not path.exists() or not path.stat().st_size:
