@@ -106,7 +106,11 @@ def port_wanted(environ: os._Environ[str] | dict[str, str] = os.environ) -> int 
     if not text:
         return None
     if not text.isdigit() or not 1 <= int(text) <= 65533:
-        raise Refused(Code.INVALID_REQUEST, f"ATOLL_PORT={text} is not a port (1..65533: it and the next two are used)")
+        raise Refused(
+            Code.INVALID_REQUEST,
+            f"ATOLL_PORT={text} is not a port (1..65533: it and the next two are used)",
+            hint="Set ATOLL_PORT to a free one; `scripts/free_ports.py 3` names the first of three.",
+        )
     return int(text)
 
 
