@@ -1,4 +1,4 @@
-// Command atoll-io carries traffic: the edge with its node proxy, and the guests' DNS forwarder. It decides nothing.
+// Command atoll-io carries traffic: the edge with its node proxy, the guests' DNS forwarder, images. It decides nothing.
 package main
 
 import (
@@ -25,6 +25,7 @@ commands:
   edge --config FILE                      serve the API and the sandboxes on one address
   dns --listen ADDR:53 [--upstream IP:53] [--user NAME]
                                           forward the guests' DNS questions
+  image pull|inspect|unpack               fetch container images and make root file systems of them
   version                                 print the version
 
 Options may be repeated or hold lists separated by commas where they name addresses.
@@ -45,6 +46,8 @@ func main() {
 	switch {
 	case errors.Is(err, errUsage):
 		os.Exit(2)
+	case errors.Is(err, errSaid):
+		os.Exit(1)
 	case err != nil:
 		log.Error("io.failed", "error", err.Error())
 		os.Exit(1)
@@ -76,6 +79,8 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 		return runEdge(ctx, args[1:], log)
 	case "dns":
 		return runDNS(ctx, args[1:], log)
+	case "image":
+		return runImage(ctx, args[1:])
 	case "version", "--version":
 		fmt.Println(version.Version)
 		return nil

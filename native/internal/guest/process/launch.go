@@ -61,13 +61,14 @@ func makePlan(config processConfig, tag *string, user *users.User, now *settings
 	if err != nil {
 		return nil, err
 	}
-	path, err := lookPath(config.Cmd, searchPath)
+	command := shellFor(config.Cmd)
+	path, err := lookPath(command, searchPath)
 	if err != nil {
 		return nil, startError(config, err)
 	}
 	return &plan{
 		path:   path,
-		argv:   append([]string{config.Cmd}, config.Args...),
+		argv:   append([]string{command}, config.Args...),
 		env:    env,
 		dir:    dir,
 		user:   user,
@@ -104,6 +105,18 @@ func environment(user *users.User, sandbox, request map[string]string) (env []st
 		}
 	}
 	return env, strings.TrimPrefix(env[0], "PATH="), nil
+}
+
+// shellFor is the command itself, but /bin/sh for a /bin/bash that is not there: E2B's clients run every line with that, and
+// small images have no bash.
+func shellFor(command string) string {
+	if command != "/bin/bash" {
+		return command
+	}
+	if _, err := os.Stat(command); errors.Is(err, os.ErrNotExist) {
+		return "/bin/sh"
+	}
+	return command
 }
 
 // lookPath finds a command the way a shell would, in the PATH that the process itself will have.

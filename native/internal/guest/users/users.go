@@ -61,7 +61,8 @@ type group struct {
 	members []string
 }
 
-// Lookup returns the account called name with its supplementary groups.
+// Lookup returns the account called name with its supplementary groups. As an image's USER may, a name can be a number,
+// which needs no account, and be followed by `:group`, which then is the only group.
 //
 // Errors: UnknownError when there is none.
 func (d *Directory) Lookup(name string) (*User, error) {
@@ -71,12 +72,49 @@ func (d *Directory) Lookup(name string) (*User, error) {
 	if err != nil {
 		return nil, fmt.Errorf("user: %w", err)
 	}
+	wanted, group, hasGroup := strings.Cut(name, ":")
+	found, known := find(accounts, wanted)
+	if !known {
+		return nil, UnknownError{name}
+	}
+	if !hasGroup {
+		return &User{Name: found.name, UID: found.uid, GID: found.gid, Home: found.home, Groups: d.groupsOf(found)}, nil
+	}
+	gid, known := d.groupID(group)
+	if !known {
+		return nil, UnknownError{name}
+	}
+	return &User{Name: found.name, UID: found.uid, GID: gid, Home: found.home, Groups: []uint32{uint32(gid)}}, nil
+}
+
+// find looks for a name first: there are accounts whose name is a number.
+func find(accounts []account, wanted string) (account, bool) {
 	for _, a := range accounts {
-		if a.name == name {
-			return &User{Name: a.name, UID: a.uid, GID: a.gid, Home: a.home, Groups: d.groupsOf(a)}, nil
+		if a.name == wanted {
+			return a, true
 		}
 	}
-	return nil, UnknownError{name}
+	id, err := parseID(wanted)
+	if err != nil {
+		return account{}, false
+	}
+	for _, a := range accounts {
+		if a.uid == id {
+			return a, true
+		}
+	}
+	return account{name: wanted, uid: id, gid: 0, home: "/"}, true
+}
+
+func (d *Directory) groupID(wanted string) (int, bool) {
+	groups, _ := d.group.load(d.groupPath, parseGroup)
+	for _, g := range groups {
+		if g.name == wanted {
+			return g.gid, true
+		}
+	}
+	id, err := parseID(wanted)
+	return id, err == nil
 }
 
 // UserName returns the name of uid, or the number itself where no account has it.

@@ -29,7 +29,15 @@ func TestLookup(t *testing.T) {
 	if u, _ := d.Lookup("nohome"); u.Home != "/" {
 		t.Fatalf("%+v", u)
 	}
-	for _, name := range []string{"", "ghost", "bad", "broken"} {
+	for name, want := range map[string]User{
+		"1000": {UID: 1000, GID: 1001, Home: "/home/user"}, "4000": {UID: 4000, Home: "/"}, "user:docker": {UID: 1000, GID: 11, Home: "/home/user"},
+		"4000:50": {UID: 4000, GID: 50, Home: "/"},
+	} {
+		if u, err := d.Lookup(name); err != nil || u.UID != want.UID || u.GID != want.GID || u.Home != want.Home {
+			t.Errorf("%q: %+v %v", name, u, err)
+		}
+	}
+	for _, name := range []string{"", "ghost", "bad", "broken", ":", "user:", "user:ghost", "4294967295", "-1"} {
 		if _, err := d.Lookup(name); err == nil || err.Error() != "user: unknown user "+name {
 			t.Errorf("%q: %v", name, err)
 		}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+
+	"atoll.local/native/internal/images"
+	"atoll.local/native/internal/images/unpack"
+)
+
+const imageUsage = `usage: atoll-io image COMMAND [options]
+
+commands:
+  pull --store DIR --source SOURCE [--platform OS/ARCH] [--options FILE]
+                                          have an image's blobs in the store
+  inspect --store DIR --image DIGEST      describe an image of the store
+  unpack --store DIR --image DIGEST --cache DIR
+                                          have an image's root file system in the cache
+
+SOURCE: registry:REFERENCE, oci-layout:DIR[:TAG], docker-archive:FILE, archive:FILE[:TAG].
+FILE holds JSON with username, password, token, mirrors, plainHttp ("-": standard input).
+Answers are JSON lines on standard output; the last one has "event": "done", or "failed" with a stable code.
+`
+
+// errSaid ends the program with status 1; why has been said on standard output.
+var errSaid = errors.New("said")
+
+// imageCommand holds what the image commands are told.
+type imageCommand struct {
+	store, source, platform, options, image, cache string
+	limits                                         unpack.Limits
+}
+
+func runImage(ctx context.Context, args []string) error {
+	if len(args) == 0 {
+		fmt.Fprint(os.Stderr, imageUsage)
+		return errUsage
+	}
+	var c imageCommand
+	flags := flag.NewFlagSet("atoll-io image", flag.ContinueOnError)
+	flags.StringVar(&c.store, "store", "", "`DIR` of blobs")
+	flags.StringVar(&c.source, "source", "", "where the image comes from")
+	flags.StringVar(&c.platform, "platform", "", "`OS/ARCH`, otherwise this machine's")
+	flags.StringVar(&c.options, "options", "", "`FILE` with credentials and mirrors")
+	flags.StringVar(&c.image, "image", "", "`DIGEST` of the image's manifest")
+	flags.StringVar(&c.cache, "cache", "", "`DIR` of root file systems")
+	c.limits = unpack.DefaultLimits
+	flags.Int64Var(&c.limits.Bytes, "bytes-max", c.limits.Bytes, "bytes of all files")
+	flags.Int64Var(&c.limits.Entries, "entries-max", c.limits.Entries, "entries of all layers")
+	if err := flags.Parse(args[1:]); err != nil {
+		return errUsage
+	}
+	known := map[string]func(context.Context) (any, error){"pull": c.pull, "inspect": c.inspect, "unpack": c.unpack}[args[0]]
+	if known == nil || flags.NArg() > 0 || c.store == "" {
+		fmt.Fprint(os.Stderr, imageUsage)
+		return errUsage
+	}
+	found, err := known(ctx)
+	if err != nil {
+		say(map[string]any{"event": "failed", "code": images.CodeOf(err), "message": err.Error()})
+		return errSaid
+	}
+	say(map[string]any{"event": "done", "image": found})
+	return nil
+}
+
+func (c *imageCommand) pull(ctx context.Context) (any, error) {
+	platform, err := images.ParsePlatform(c.platform)
+	if err != nil {
+		return nil, err
+	}
+	options, err := readOptions(c.options)
+	if err != nil {
+		return nil, err
+	}
+	store, err := images.OpenStore(c.store)
+	if err != nil {
+		return nil, err
+	}
+	source, err := images.OpenSource(c.source, options)
+	if err != nil {
+		return nil, err
+	}
+	defer source.Close()
+	return images.Pull(ctx, store, source, platform, c.limits, func(event string, layer int, blob images.Descriptor) {
+		say(map[string]any{"event": event, "layer": layer, "digest": blob.Digest, "size": blob.Size})
+	})
+}
+
+func (c *imageCommand) inspect(context.Context) (any, error) {
+	return images.Inspect(images.ReadStore(c.store), c.image)
+}
+
+func (c *imageCommand) unpack(ctx context.Context) (any, error) {
+	return images.Unpack(ctx, images.ReadStore(c.store), c.image, c.cache, c.limits)
+}
+
+const optionsBytesMax = 1 << 20
+
+// readOptions never repeats what it could not read: it holds passwords.
+func readOptions(name string) (options images.Options, err error) {
+	if name == "" {
+		return options, nil
+	}
+	file := os.Stdin
+	if name != "-" {
+		if file, err = os.Open(name); err != nil {
+			return options, err
+		}
+		defer file.Close()
+	}
+	content, err := io.ReadAll(io.LimitReader(file, optionsBytesMax))
+	if err != nil {
+		return options, err
+	}
+	if json.Unmarshal(content, &options) != nil {
+		return options, &images.Error{Code: images.CodeInvalid, Text: "the options are not JSON of the known form"}
+	}
+	return options, nil
+}
+
+func say(line map[string]any) {
+	content, err := json.Marshal(line)
+	if err == nil {
+		_, _ = os.Stdout.Write(append(content, '\n'))
+	}
+}
