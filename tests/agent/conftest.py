@@ -113,10 +113,10 @@ class Machine:
 class MachineDriver:
     """A driver of the machine, one an agent's run."""
 
-    def __init__(self, machine: Machine, fuse: Fuse) -> None:
+    def __init__(self, machine: Machine, fuse: Fuse, *, keeps_disk: bool = False) -> None:
         self.machine = machine
         self.fuse = fuse
-        self.capabilities = Capabilities(name="machine", isolation=Isolation.GVISOR, arch="x86_64")
+        self.capabilities = Capabilities(name="machine", isolation=Isolation.GVISOR, arch="x86_64", stop_keeps_disk=keeps_disk)
         self.on_exit: Callable[[str, str], object] | None = None
         self.fail: dict[str, list[Exception]] = {}
         self.gate: dict[str, asyncio.Event] = {}
@@ -269,6 +269,7 @@ class FakeControl:
         self.forget_at_once = False
         self.parked = False
         self.incarnation = "1"
+        self.spec = SPEC
 
     # what tests say
     def want(self, placement_id: str, kind: Kind = Kind.ENSURE_RUNNING, *, env: dict[str, str] | None = None, content: str = "") -> None:
@@ -321,12 +322,13 @@ class FakeControl:
             desired_revision=want.revision,
             digest=digest({"kind": want.kind, "revision": want.revision, "content": want.content}),
             epoch=epoch,
-            spec=SPEC if want.kind is not Kind.ENSURE_ABSENT else None,
+            spec=self.spec if want.kind is not Kind.ENSURE_ABSENT else None,
             nonce=f"nonce of {placement_id}" if want.kind is not Kind.ENSURE_ABSENT else None,
             guest_public_key="a2V5" if want.kind is not Kind.ENSURE_ABSENT else None,
             guest_token=f"token of {placement_id}" if self.deliver_payloads else None,
             payload_ref=f"pay_{placement_id}",
             ready_s=2.0,
+            carried_out=want.observed is not None and want.observed.applied_revision >= want.revision,
         )
 
     def _weather(self) -> None:
@@ -351,9 +353,7 @@ class FakeControl:
         commands = [
             self.command(i, message.epoch)
             for i, want in self.wants.items()
-            if message.holds.get(i, 0) < want.revision
-            and not (want.observed and want.observed.applied_revision >= want.revision)
-            and not (want.observed and want.observed.observed is Observed.ABSENT)
+            if message.holds.get(i, 0) < want.revision and not (want.observed and want.observed.observed is Observed.ABSENT)
         ]
         ends = [end for i, end in self.ends.items() if message.end_revisions.get(i, 0) < end.revision]
         return forget, commands[:16], ends
@@ -439,6 +439,7 @@ class World:
         self.control = FakeControl()
         self.clock = FakeClock()
         self.fuse = Fuse()
+        self.keeps_disk = False
         self.driver = MachineDriver(self.machine, self.fuse)
         self.guests = MachineGuests(self.machine, self.fuse)
         self.alarms: list[LoopAlarm] = []
@@ -450,7 +451,7 @@ class World:
     def boot(self, *, crash_at: int | None = None) -> Agent:
         """Start a run of the agent on what is there."""
         self.fuse = Fuse(crash_at)
-        self.driver = MachineDriver(self.machine, self.fuse)
+        self.driver = MachineDriver(self.machine, self.fuse, keeps_disk=self.keeps_disk)
         self.guests = MachineGuests(self.machine, self.fuse)
         config = AgentConfig(
             state_directory=self.directory / "agent", control_url="http://control", facts=self.facts, disk_reserve_mib=1, park_s=5.0

@@ -142,6 +142,22 @@ async def test_the_lease_ends_what_its_spec_says(world):
     assert world.control.seen(B).observed is Observed.RUNNING
 
 
+async def test_nothing_is_begun_after_the_lease_has_run_out(world):
+    world.boot()
+    world.driver.gate["prepare"] = asyncio.Event()
+    world.control.want(A)
+    await world.control.until(lambda: ("prepare", A) in world.machine.history)
+    world.control.down = True
+    world.control.news.set()
+    world.clock.skipped += 301  # the machine was suspended: the sleeper has not rung yet when the step goes on
+    world.driver.gate["prepare"].set()
+    await world.control.until(lambda: (r := world.agent._session._host.ledger.get(A)) is not None and r.reason is not None)
+    assert ("start", A) not in world.machine.history
+    assert world.agent._session._host.ledger.get(A).reason == Code.LEASE_EXPIRED
+    world.skip(0)
+    await world.control.until(lambda: world.machine.things == {})
+
+
 async def test_a_poll_renews_the_lease(world):
     await started(world, A)
     for _ in range(4):

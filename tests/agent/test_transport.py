@@ -10,11 +10,11 @@ from aiohttp import web
 
 from atoll.agent.config import AgentConfig, Identity, load_identity, save_identity
 from atoll.agent.enrollment import enroll
-from atoll.agent.transport import ANSWER_BYTES_MAX, HttpTransport, refusal
+from atoll.agent.transport import HttpTransport, refusal
 from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.wire.agent import HostFacts, HostHealth, Observe, Poll
+from atoll.wire.agent import MESSAGE_BYTES_MAX, HostFacts, HostHealth, Observe, Poll
 
 FACTS = HostFacts(arch="x86_64", cpu_count=2, memory_mib=1024, disk_mib=10, boot_id="b")
 POLL = Poll(host_id="hst_1", epoch="epo_1", poll_seq=1, agent_version="1", facts=FACTS, health=HostHealth(), park_s=0)
@@ -71,7 +71,7 @@ async def test_a_poll_goes_out_with_the_credential(control):
         (400, {"code": "A_CODE_OF_A_LATER_VERSION", "message": "m"}, Refused, Code.INVALID_REQUEST),
         (200, b"no json", OutcomeUnknown, Code.OUTCOME_UNKNOWN),
         (200, {"lease_s": "x"}, OutcomeUnknown, Code.OUTCOME_UNKNOWN),
-        (200, b"x" * (ANSWER_BYTES_MAX + 1), OutcomeUnknown, Code.OUTCOME_UNKNOWN),
+        (200, b"x" * (MESSAGE_BYTES_MAX + 1), OutcomeUnknown, Code.OUTCOME_UNKNOWN),
     ],
 )
 async def test_answers_become_errors_by_code(control, status, body, kind, code):

@@ -119,6 +119,7 @@ class Agent:
                 deadlines = Deadlines(
                     clock=self._clock, alarm=alarm, records=ledger, decide=executor.decide, lease_until=ledger.lease_until()
                 )
+                steps.may_start = deadlines.may_start
                 steps.on_gone = lambda placement_id: _gone(placement_id, deadlines, quarantine)
                 host = Host(ledger, outbox, journal, executor, deadlines, vault, quarantine, health, self._console)
                 self._session = Session(

@@ -58,6 +58,10 @@ class Executor:
                 self.nudge(record.placement_id)
             await asyncio.Event().wait()
 
+    def inherit(self, placement_id: str) -> None:
+        """What the machine has of this placement is of an earlier run: the next start takes it over."""
+        self._steps.inherited.add(placement_id)
+
     def nudge(self, placement_id: str) -> None:
         """Look at this placement: its record has changed."""
         record = self._ledger.get(placement_id)
@@ -69,7 +73,10 @@ class Executor:
             if wanted is not Goal.REST:
                 self._workers[placement_id] = _Worker()
                 self.spawn(self._work(placement_id))
-        elif wanted is Goal.ABSENT and worker.goal is not Goal.ABSENT and worker.step is not None:
+        elif worker.step is not None and (
+            (wanted is Goal.ABSENT and worker.goal is not Goal.ABSENT) or (wanted is Goal.REST and record.observed is Observed.STOPPED)
+        ):
+            # Also of a guest that has just ended: nobody need wait for its answer.
             worker.step.cancel()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -91,7 +98,8 @@ class Executor:
 
     async def exited(self, placement_id: str, reason: str) -> None:
         """A driver says that a guest has ended by itself (drivers.port.OnExit)."""
-        self.decide(placement_id, lambda record: exited(record, reason=Code.GUEST_EXITED, detail=reason))
+        restart = self._steps.restarts
+        self.decide(placement_id, lambda record: exited(record, reason=Code.GUEST_EXITED, detail=reason, restart=restart(record)))
 
     async def _decide(self, placement_id: str, make: Make) -> None:
         backoff = Backoff(self._dice, first_s=0.1, most_s=2.0)

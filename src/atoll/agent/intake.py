@@ -2,7 +2,8 @@
 
 Theory of operation. A command is judged by (generation, desired revision), then by its digest: newer replaces, equal repeats, older is
 stale, and one id with two contents is a fault of control that changes nothing. ENSURE_ABSENT is taken even for what the agent never
-knew: "delete works from every state" includes the state of having been forgotten.
+knew: "delete works from every state" includes the state of having been forgotten. A command that control has seen carried out, and that
+is new here, comes after the agent's database was lost: its guest is taken over if the machine has exactly it, and lost if not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from atoll.agent.record import Blueprint, Record, seen
+from atoll.agent.record import Blueprint, Record, exited, seen
 from atoll.base.errors import Code
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
@@ -40,16 +41,16 @@ class Judged:
     record: Record | None = None
 
 
-def judge(known: Record | None, command: Command, *, epoch: str, boot_id: str, quarantine: bool) -> Judged:
+def judge(known: Record | None, command: Command, *, epoch: str, boot_id: str, quarantine: bool, held: bool = False) -> Judged:
     """Judge one command.
 
     *Idempotency*: the same command again is DUPLICATE and changes nothing. `quarantine`: the host holds what it cannot explain, so
-    nothing new may start here.
+    nothing new may start here. `held`: what it holds is of exactly this placement, and this command explains it.
     """
     if command.epoch != epoch:
         return Judged(Verdict.FOREIGN)
     if known is None:
-        return Judged(Verdict.NEW, _fresh(command, boot_id=boot_id, quarantine=quarantine))
+        return Judged(Verdict.NEW, _fresh(command, boot_id=boot_id, quarantine=quarantine, held=held))
     if known.sandbox_id != command.sandbox_id or command.generation > known.generation:
         return Judged(Verdict.CONFLICT, _conflict(known, command))
     if (command.generation, command.desired_revision) < (known.generation, known.desired_revision):
@@ -58,7 +59,7 @@ def judge(known: Record | None, command: Command, *, epoch: str, boot_id: str, q
         if command.digest != known.digest or command.id != known.command_id:
             return Judged(Verdict.CONFLICT, _conflict(known, command))
         return Judged(Verdict.DUPLICATE)
-    return Judged(Verdict.NEWER, _newer(known, command))
+    return Judged(Verdict.NEWER, _newer(known, command, boot_id=boot_id))
 
 
 def blueprint_of(command: Command) -> Blueprint | None:
@@ -72,10 +73,11 @@ def blueprint_of(command: Command) -> Blueprint | None:
         hostname=command.hostname or command.sandbox_id,
         ready_s=command.ready_s,
         payload_ref=command.payload_ref,
+        begun=command.carried_out,
     )
 
 
-def _fresh(command: Command, *, boot_id: str, quarantine: bool) -> Record:
+def _fresh(command: Command, *, boot_id: str, quarantine: bool, held: bool) -> Record:
     record = Record(
         placement_id=command.placement_id,
         sandbox_id=command.sandbox_id,
@@ -90,14 +92,18 @@ def _fresh(command: Command, *, boot_id: str, quarantine: bool) -> Record:
     )
     if command.kind is Kind.ENSURE_ABSENT:
         return record
-    if quarantine:
+    if command.carried_out and not held:
+        lost = exited(record, reason=Code.PLACEMENT_LOST, detail="the host's agent has lost its memory, and the host has nothing of it")
+        assert lost is not None
+        return lost
+    if quarantine and not held:
         return _failed(record, Code.HOST_QUARANTINED, "this host holds things that it cannot explain; only removal is served")
     if record.blueprint is None:
         return _failed(record, Code.INVALID_REQUEST, "the command lacks spec, nonce or guest key")
     return record
 
 
-def _newer(known: Record, command: Command) -> Record:
+def _newer(known: Record, command: Command, *, boot_id: str) -> Record:
     newer = replace(
         known,
         desired=command.kind,
@@ -105,6 +111,8 @@ def _newer(known: Record, command: Command) -> Record:
         command_id=command.id,
         digest=command.digest,
         blueprint=blueprint_of(command) or known.blueprint,
+        # A start that is ordered now is of this boot of the kernel, whichever boot the last one was of.
+        boot_id=boot_id if known.observed is Observed.STOPPED else known.boot_id,
     )
     if known.absent:
         # A tombstone stays one; what it was asked for last is carried out by being gone.

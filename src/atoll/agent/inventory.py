@@ -2,7 +2,8 @@
 
 Theory of operation. A placement in the journal whose machine part matches is adopted, resumed or removed, as its record wants. What
 the journal does not explain is quarantined: reported, never deleted on its own, and while there is any the host takes nothing new;
-`ensure_absent` is served all the same. A guest cannot outlive its kernel, so another boot id means that every guest is lost.
+`ensure_absent` is served all the same, and so is a command that explains exactly what is held:
+that is how a host whose database was lost gets its guests back. A guest cannot outlive its kernel, so another boot id means that every guest is lost.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from enum import Enum, auto
 
 from atoll.agent.ledger import Ledger
 from atoll.agent.record import Goal, Record, exited, goal, seen
+from atoll.agent.steps import restarts
 from atoll.base.errors import AtollError, Code
 from atoll.domain.spec import Isolation
 from atoll.drivers.port import Driver, Held, Power, Seen
@@ -45,6 +47,8 @@ class Stock:
     """placement id → what is there of it, for people."""
     mismatched: frozenset[str] = frozenset()
     """Placements of the journal whose machine part says that it is something else."""
+    named: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Strangers that say whose they are, all their parts alike: sandbox and generation."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,12 @@ class Quarantine:
     """What this host holds and cannot explain."""
 
     things: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    named: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Of those that say so: sandbox and generation."""
+
+    def holds(self, placement_id: str, sandbox_id: str, generation: int) -> bool:
+        """Whether something is held that says that it is exactly this."""
+        return self.named.get(placement_id) == (sandbox_id, generation)
 
     def add(self, placement_id: str, what: Sequence[str]) -> None:
         """Something unexplained."""
@@ -62,6 +72,7 @@ class Quarantine:
     def clear(self, placement_id: str) -> None:
         """It is gone."""
         self.things.pop(placement_id, None)
+        self.named.pop(placement_id, None)
 
     def names(self) -> list[str]:
         """The placement ids."""
@@ -77,16 +88,26 @@ def take_stock(records: Iterable[Record], held: Sequence[Held], *, boot_id: str)
     fates: dict[str, Fate] = {}
     strangers: dict[str, tuple[str, ...]] = {}
     mismatched: set[str] = set()
+    named: dict[str, set[tuple[str | None, int | None]]] = {}
     for thing in held:
         record = known.get(thing.placement_id)
         if record is None or record.absent or not _matches(record, thing):
             strangers[thing.placement_id] = (*strangers.get(thing.placement_id, ()), *thing.what)
+            if record is None:
+                named.setdefault(thing.placement_id, set()).add((thing.sandbox_id, thing.generation))
             if record is not None and not record.absent:
                 mismatched.add(thing.placement_id)
     for placement_id, record in known.items():
         if placement_id not in mismatched:
             fates[placement_id] = _fate(record, boot_id=boot_id)
-    return Stock(fates, strangers, frozenset(mismatched))
+    return Stock(fates, strangers, frozenset(mismatched), {p: one for p, said in named.items() if (one := _one_name(said)) is not None})
+
+
+def _one_name(said: set[tuple[str | None, int | None]]) -> tuple[str, int] | None:
+    if len(said) != 1:
+        return None
+    sandbox_id, generation = next(iter(said))
+    return (sandbox_id, generation) if sandbox_id is not None and generation is not None else None
 
 
 def _matches(record: Record, thing: Held) -> bool:
@@ -117,6 +138,7 @@ async def settle(
     stock = take_stock(ledger, held, boot_id=ledger.boot_id)
     for placement_id, what in stock.strangers.items():
         quarantine.add(placement_id, what)
+    quarantine.named.update(stock.named)
     for placement_id in stock.mismatched:
         await ledger.change(placement_id, lambda record: replace(record, quarantined=True))
     for record in ledger:
@@ -136,7 +158,10 @@ async def _settle(ledger: Ledger, drivers: Mapping[Isolation, Driver], placement
     assert record is not None
     inherited.add(placement_id)
     if fate is Fate.LOST:
-        await ledger.change(placement_id, lambda r: exited(r, reason=Code.PLACEMENT_LOST, detail="the host was started anew"))
+        kept = restarts(record, drivers) and await _is_kept(drivers, record)
+        detail = "the host was started anew"
+        # Its end was counted on the clock of a boot that is over; control gives it anew with the next start.
+        await ledger.change(placement_id, lambda r: exited(replace(r, end=None), reason=Code.PLACEMENT_LOST, detail=detail, restart=kept))
     if fate is not Fate.ADOPT or record.blueprint is None:
         return
     found = await _adopt(drivers.get(record.blueprint.spec.isolation), placement_id)
@@ -145,12 +170,22 @@ async def _settle(ledger: Ledger, drivers: Mapping[Isolation, Driver], placement
     if found.power is not Power.RUNNING:
         code = Code.GUEST_EXITED if found.power is Power.STOPPED else Code.PLACEMENT_LOST
         detail = found.reason or f"it was found {found.power} after a restart of the agent"
-        await ledger.change(placement_id, lambda r: exited(r, reason=code, detail=detail))
+        kept = restarts(record, drivers) and found.power is not Power.ABSENT
+        await ledger.change(placement_id, lambda r: exited(r, reason=code, detail=detail, restart=kept))
         return
     inherited.discard(placement_id)
     if found.address is not None and found.address != record.address:
         await ledger.change(placement_id, lambda r: seen(r, r.observed, reason=r.reason, detail=r.detail, address=found.address))
     log.info(events.PLACEMENT_ADOPTED, placement_id=placement_id, sandbox_id=record.sandbox_id, pid=found.pid)
+
+
+async def _is_kept(drivers: Mapping[Isolation, Driver], record: Record) -> bool:
+    """Whether anything of a guest's files is left to begin it again with."""
+    assert record.blueprint is not None
+    try:
+        return (await drivers[record.blueprint.spec.isolation].inspect(record.placement_id)).power is not Power.ABSENT
+    except (AtollError, OSError):
+        return False
 
 
 async def _adopt(driver: Driver | None, placement_id: str) -> Seen | None:

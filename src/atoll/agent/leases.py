@@ -81,6 +81,10 @@ class Deadlines:
         """Whether the lease has run out."""
         return self.lease_until is not None and self.lease_until <= self._clock.boot()
 
+    def may_start(self, record: Record) -> bool:
+        """Whether a guest may be begun now: its host may by its lease, or the lease means nothing to it."""
+        return not self.lapsed or at_lease_expiry(record) is OnLeaseExpiry.KEEP
+
     async def run(self) -> None:
         """Enforce until cancelled."""
         while True:

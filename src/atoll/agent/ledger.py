@@ -65,10 +65,10 @@ class Ledger:
             self._outbox.put(record, urgent=False)
 
     # change
-    async def accept(self, command: Command, *, epoch: str, quarantine: bool, end: EndRule | None = None) -> Judged:
+    async def accept(self, command: Command, *, epoch: str, quarantine: bool, held: bool = False, end: EndRule | None = None) -> Judged:
         """Judge a command and make its intent durable, together with the `end` that came with it. *Idempotency*: see intake.judge."""
         newest = self._newest.get(command.placement_id) or self._records.get(command.placement_id)
-        judged = judge(newest, command, epoch=epoch, boot_id=self.boot_id, quarantine=quarantine)
+        judged = judge(newest, command, epoch=epoch, boot_id=self.boot_id, quarantine=quarantine, held=held)
         if judged.record is not None:
             record = (with_end(judged.record, end) if end is not None else None) or judged.record
             judged = Judged(judged.verdict, record)

@@ -21,6 +21,7 @@ from atoll.drivers.port import Order
 from atoll.wire.agent import Observation
 
 DETAIL_MAX: Final = 2000
+RESTART_PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Blueprint:
     hostname: str
     ready_s: float = 60.0
     payload_ref: str | None = None
+    begun: bool = False
+    """Control had seen this guest run before this agent knew of it: it is taken over, or lost, and never begun anew."""
 
 
 BLUEPRINT: Final = TypeAdapter(Blueprint)
@@ -151,10 +154,25 @@ def ending(record: Record, by: str, *, reason: str, detail: str | None = None) -
     return replace(record, ended_by=by, ended_reason=reason, ended_detail=detail[:DETAIL_MAX] if detail else None)
 
 
-def exited(record: Record, *, reason: str, detail: str | None) -> Record | None:
-    """The record of a placement whose guest has ended without being asked to; None when its end is under way already."""
+def exited(record: Record, *, reason: str, detail: str | None, restart: bool = False) -> Record | None:
+    """The record of a placement whose guest has ended without being asked to; None when its end is under way already.
+
+    `restart`: what is left is kept, and control, which hears that it is stopped, orders the next start.
+    """
     after = ending(record, EndedBy.EXIT, reason=reason, detail=detail)
-    return None if after is None else seen(after, Observed.STOPPED, reason=reason, detail=detail, ready=False)
+    if after is None:
+        return None
+    if restart and record.applied_revision > 0:
+        # Not tried again by itself: what was desired has been, and the next start is another revision.
+        after = replace(record, failed_revision=record.desired_revision)
+    return seen(after, Observed.STOPPED, reason=reason, detail=detail, ready=False)
+
+
+def restart_pause_s(record: Record) -> float:
+    """How long to wait before a guest that has ended by itself is begun again: longer with each time. *Units*: seconds."""
+    if record.observed is not Observed.STOPPED or record.applied_revision == 0:
+        return 0.0
+    return RESTART_PAUSES_S[min(record.desired_revision, len(RESTART_PAUSES_S) + 1) - 2]
 
 
 def order_of(record: Record) -> Order:

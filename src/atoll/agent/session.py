@@ -241,7 +241,11 @@ class Session:
 
     async def _accept(self, command: Command, payloads: dict[str, InitPayload], end: EndRule | None = None) -> bool:
         host = self._host
-        judged = await host.ledger.accept(command, epoch=self._run.epoch, quarantine=bool(host.quarantine), end=end)
+        held = host.quarantine.holds(command.placement_id, command.sandbox_id, command.generation)
+        judged = await host.ledger.accept(command, epoch=self._run.epoch, quarantine=bool(host.quarantine), held=held, end=end)
+        if held and judged.verdict is Verdict.NEW and command.kind is not Kind.ENSURE_ABSENT:
+            host.executor.inherit(command.placement_id)
+            host.quarantine.clear(command.placement_id)
         if end is not None and judged.record is not None and judged.record.end is end:
             host.deadlines.watch(command.placement_id, end)
         record = host.ledger.get(command.placement_id)
@@ -310,7 +314,7 @@ class Session:
                 outbox.lost(batch)
                 if error.code in (Code.STALE_AGENT_EPOCH, Code.CREDENTIAL_REVOKED):
                     self._after(error)
-                await asyncio.sleep(backoff.next_s())
+                await asyncio.sleep(_pause_s(error, backoff.next_s()))
             except Exception:
                 outbox.lost(batch)
                 log.exception(events.COMMAND_FAILED, operation="observe")
@@ -364,10 +368,15 @@ class Session:
         if self._failures.failures >= 2 and not self._lost:
             self._lost = True
             log.warning(events.CONTROL_LOST, code=error.code, message=error.message, url=self._config.control_url)
-        return max(pause_s, error.retry_after_s) if isinstance(error, Unavailable) and error.code is Code.RATE_LIMITED else pause_s
+        return _pause_s(error, pause_s)
 
     def _fence(self) -> None:
         log.error(events.HOST_FENCED, code=Code.CREDENTIAL_REVOKED, host_id=self._identity.host_id)
         for record in self._host.ledger:
             if not record.absent:
                 self._host.executor.decide(record.placement_id, lambda r: ending(r, EndedBy.FENCE, reason=Code.CREDENTIAL_REVOKED))
+
+
+def _pause_s(error: AtollError, pause_s: float) -> float:
+    """How long to wait after this: what control says, when it says so. *Units*: seconds."""
+    return max(pause_s, error.retry_after_s) if isinstance(error, Unavailable) and error.code is Code.RATE_LIMITED else pause_s

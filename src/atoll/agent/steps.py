@@ -17,14 +17,14 @@ from atoll.agent.backoff import Backoff
 from atoll.agent.handshake import Guests, init_of
 from atoll.agent.lastwords import worth_keeping
 from atoll.agent.ledger import Ledger
-from atoll.agent.record import EndedBy, Goal, Record, exited, order_of, seen
+from atoll.agent.record import EndedBy, Goal, Record, exited, order_of, restart_pause_s, seen
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
-from atoll.domain.spec import Isolation
+from atoll.domain.spec import Isolation, OnExit
 from atoll.drivers.port import Driver, Power, Seen
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
@@ -68,6 +68,8 @@ class Steps:
         self.spawn: Spawn | None = None
         self.on_failure: Callable[[Code], None] = lambda _code: None
         self.on_last_words: Callable[[str, bytes], None] = lambda _placement_id, _console: None
+        self.may_start: Callable[[Record], bool] = lambda _record: True
+        """Whether the lease allows a guest to be begun now."""
         self.on_gone: Callable[[str], None] = lambda _placement_id: None
 
     async def carry_out(self, wanted: Goal, record: Record) -> None:
@@ -93,6 +95,10 @@ class Steps:
             elapsed_ms=elapsed_ms,
         )
 
+    def restarts(self, record: Record) -> bool:
+        """Whether a guest that ends by itself is begun again where it is: by its spec, and only with the disk that it had."""
+        return restarts(record, self._drivers)
+
     # up
     async def _bring_up(self, record: Record) -> None:
         revision = record.desired_revision
@@ -100,13 +106,14 @@ class Steps:
         if record.ready:
             await self._ledger.change(placement_id, lambda r: seen(r, r.observed, applied_revision=revision))
             return
+        await asyncio.sleep(restart_pause_s(record))
         try:
             address = await self._start(record)
             with self._slow(placement_id, Observed.RUNNING):
                 version = await self._meet(record, address)
         except GuestEnded as error:
             detail = str(error)
-            await self._ledger.change(placement_id, lambda r: exited(r, reason=Code.GUEST_EXITED, detail=detail))
+            await self._ledger.change(placement_id, lambda r: exited(r, reason=Code.GUEST_EXITED, detail=detail, restart=self.restarts(r)))
             return
         except Exception as error:  # noqa: BLE001 - a task boundary: whatever it is, control has to hear of it
             await self._failed(record, error)
@@ -141,8 +148,8 @@ class Steps:
         found: Seen | None = None
         if placement_id in self.inherited:
             found = await driver.adopt(placement_id)
-            if found.power is Power.STOPPED:
-                raise GuestEnded(found.reason or "ended while no agent ran")
+            if _is_over(record, found.power):
+                raise GuestEnded(found.reason or f"ended while no agent ran: it was found {found.power}")
         if found is None or found.power is not Power.RUNNING:
             order = order_of(record)
             with self._slow(placement_id, Observed.PREPARING):
@@ -150,6 +157,8 @@ class Steps:
             try:
                 with self._slow(placement_id, Observed.PREPARING):
                     await driver.prepare(order)
+                if not self.may_start(record):
+                    raise Refused(Code.LEASE_EXPIRED, "the host's lease has run out before this guest was started")
                 with self._slow(placement_id, Observed.STARTING):
                     found = await driver.start(order)
             finally:
@@ -226,15 +235,16 @@ class Steps:
             left.append(f"there is no driver for {record.blueprint.spec.isolation} any more")
         drivers: Sequence[Driver] = [mine] if mine is not None and not record.quarantined else _distinct(self._drivers)
         for driver in drivers:
-            try:
-                await driver.stop(record.placement_id)
-                await driver.remove(record.placement_id)
-            except Exception as error:  # noqa: BLE001 - a task boundary: what is left is looked at below
-                code, detail = explain(error, otherwise=Code.CLEANUP_FAILED)
-                left.append(detail if code is Code.CLEANUP_FAILED else f"{code}: {detail}")
-            else:
-                found = await _look(driver, record.placement_id)
-                left.extend(found)
+            failures: list[str] = []
+            # A guest that cannot be stopped is no reason to leave its files, and its files none to leave its processes.
+            for step in (driver.stop, driver.remove):
+                try:
+                    await step(record.placement_id)
+                except Exception as error:  # noqa: BLE001 - a task boundary: whether anything is left is looked at below
+                    code, detail = explain(error, otherwise=Code.CLEANUP_FAILED)
+                    failures.append(detail if code is Code.CLEANUP_FAILED else f"{code}: {detail}")
+            # Only what is seen counts: a step that failed may have left nothing, and one that did not, something.
+            left.extend(_both(failures, await _look(driver, record.placement_id)))
         return left
 
     # shared
@@ -265,6 +275,23 @@ class Steps:
 
         with contextlib.suppress(AtollError):
             await self._ledger.change(placement_id, make)
+
+
+def restarts(record: Record, drivers: Mapping[Isolation, Driver]) -> bool:
+    """As Steps.restarts."""
+    if record.blueprint is None or record.blueprint.spec.on_exit is not OnExit.RESTART:
+        return False
+    driver = drivers.get(record.blueprint.spec.isolation)
+    return driver is not None and driver.capabilities.stop_keeps_disk
+
+
+def _is_over(record: Record, power: Power) -> bool:
+    """Whether what an earlier run left of this placement is no guest to go on with, and none to begin anew in its place."""
+    assert record.blueprint is not None
+    if record.observed is Observed.STOPPED:
+        # Begun again where it is: with what is left of it, or not at all.
+        return power is Power.ABSENT
+    return power is Power.STOPPED or (record.blueprint.begun and power is not Power.RUNNING)
 
 
 def gone(record: Record) -> Record | None:
@@ -311,6 +338,11 @@ async def _look(driver: Driver, placement_id: str) -> list[str]:
     if found.power is Power.ABSENT:
         return []
     return list(found.leftovers) or [f"it is still {found.power}"]
+
+
+def _both(failures: list[str], seen: list[str]) -> list[str]:
+    """What is left, by why it is where that is known; nothing when nothing is seen."""
+    return (failures or seen) if seen else []
 
 
 def _distinct(drivers: Mapping[Isolation, Driver]) -> list[Driver]:

@@ -33,8 +33,6 @@ M = TypeVar("M", bound=BaseModel)
 CALL_S: Final = 15.0
 POLL_SLACK_S: Final = 15.0
 """How much longer than it asked for the agent waits for a parked poll."""
-ANSWER_BYTES_MAX: Final = 4 * MESSAGE_BYTES_MAX
-"""An answer may carry payloads beside its commands; more than this is not read."""
 
 
 class Transport(Protocol):
@@ -123,7 +121,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
-        if len(body) > ANSWER_BYTES_MAX:
+        if len(body) > MESSAGE_BYTES_MAX:
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "control's answer is too long")
     return bytes(body)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, Final
 
 from atoll.base.clock import Clock
+from atoll.base.errors import Code, Refused
 from atoll.control.tokens import Tokens
 from atoll.domain.command import Kind, command_id, digest
 from atoll.domain.placement import Placement
@@ -22,6 +23,8 @@ from atoll.wire import agent as wire
 from atoll.wire.guest import SCOPE_CONTROL
 
 TABLE = "payloads"
+PAYLOAD_BYTES_MAX: Final = 128 * 1024
+"""Of one payload as it travels: it fits into a message with its command (256 KiB), and with the rest of a poll's answer."""
 
 
 class Orders:
@@ -34,7 +37,12 @@ class Orders:
         self._clock = clock
 
     def seal(self, sandbox_id: str, *, env: dict[str, str], files: list[dict[str, str]]) -> tuple[bytes, str]:
-        """The sealed payload of a new sandbox, and its digest."""
+        """The sealed payload of a new sandbox, and its digest. *Errors*: Refused CLASS_LIMIT when no message could carry it."""
+        size = len(wire.InitPayload(env=env, files=files).model_dump_json())
+        if size > PAYLOAD_BYTES_MAX:
+            raise Refused(
+                Code.CLASS_LIMIT, f"environment and files have {size} bytes as they travel, at most {PAYLOAD_BYTES_MAX} are allowed"
+            )
         clear = json.dumps({"env": env, "files": files}, sort_keys=True, separators=(",", ":")).encode()
         return self._sealer.seal(clear, table=TABLE, row=sandbox_id), hashlib.sha256(clear).hexdigest()
 
@@ -72,7 +80,8 @@ class Orders:
                 "payload_digest": sandbox.payload_digest,
                 "ready_s": sandbox.spec.guest_ready_s,
             }
-        return wire.Command.model_validate({**content, "digest": digest(content), "epoch": epoch}), payload
+        beside = {"digest": digest(content), "epoch": epoch, "carried_out": placement.applied_revision >= placement.desired_revision}
+        return wire.Command.model_validate({**content, **beside}), payload
 
     def guest_token(self, placement: Placement) -> str:
         """What the agent shows to the placement's guest."""

@@ -44,6 +44,8 @@ class Event(StrEnum):
     NO_ROOM = "no_room"
     PLACED = "placed"
     GUEST_READY = "guest_ready"
+    GUEST_STOPPED = "guest_stopped"
+    """It has ended by itself, is kept, and is begun again where it is."""
     REPLACED = "replaced"
     PAUSE = "pause"
     PAUSE_SEEN = "pause_seen"
@@ -113,6 +115,8 @@ _BASE: Final[Mapping[tuple[State, Event], State]] = {
     (State.PAUSED, Event.RESUME): State.RESUMING,
     (State.SUSPENDED, Event.RESUME): State.RESUMING,
     (State.STOPPED, Event.RESUME): State.RESUMING,
+    (State.READY, Event.GUEST_STOPPED): State.RESUMING,
+    (State.RESUMING, Event.GUEST_STOPPED): State.RESUMING,
     (State.RESUMING, Event.GUEST_READY): State.READY,
     (State.RESUMING, Event.FROZEN_STILL): State.PAUSED,
     (State.RESUMING, Event.SAVED_STILL): State.SUSPENDED,

@@ -19,10 +19,17 @@ from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
-from atoll.domain.spec import OnLoss
+from atoll.domain.spec import OnExit, OnLoss
 from atoll.planning import replacing
 
 BACKOFF_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0)
+ENDS: Final[Mapping[str | None, Code]] = {
+    "end_at": Code.END_REACHED,
+    "lease": Code.LEASE_EXPIRED,
+    "exit": Code.GUEST_EXITED,
+    "fence": Code.CREDENTIAL_REVOKED,
+}
+"""Ends that an agent makes by itself, and why."""
 END_GRACE_S: Final = 0.5
 """A start quicker than this keeps the end that was counted from its placing."""
 
@@ -314,8 +321,7 @@ def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: f
         state=sb.step(sandbox.state, Event.RELEASE),
         reason=reason,
         detail=detail,
-        # A guest that ends by itself before it ever answered was no success, whatever its exit says.
-        failing=ended != "end_at" and (ended != "exit" or sandbox.started_at is None),
+        failing=_fails(sandbox, ended),
         release_requested_at=now,
     )
     return _ended(releasing, placement, (gone,), now)
@@ -374,7 +380,9 @@ def _heard(facts: Facts, heard: Heard, now: float) -> Outcome | None:
         case Observed.RUNNING if heard.report.ready:
             return _running(sandbox, seen, now)
         case Observed.ERROR:
-            return _erred(facts, seen, now)
+            return _erred(facts, seen, heard.ended_by, now)
+        case Observed.STOPPED if sandbox.spec.on_exit is OnExit.RESTART and sandbox.state in (State.READY, State.RESUMING):
+            return _stopped(facts, seen, now)
         case Observed.STARTING | Observed.RUNNING:
             return Outcome(_booting(sandbox, seen, now), seen, ())
         case _:
@@ -393,7 +401,13 @@ def _booting(sandbox: Sandbox, placement: Placement, now: float) -> Sandbox:
 def _running(sandbox: Sandbox, placement: Placement, now: float) -> Outcome:
     if placement.holding in (Holding.RESERVED, Holding.ACTIVE):
         placement = pl.grant(placement, Grant.STARTED)
-    if sandbox.state is not State.PROVISIONING or placement.desired is not Kind.ENSURE_RUNNING:
+    if placement.desired is not Kind.ENSURE_RUNNING or placement.applied_revision < placement.desired_revision:
+        return Outcome(sandbox, placement, ())
+    if sandbox.state is State.RESUMING:
+        # Back where it was: with the end that it had.
+        after = replace(sandbox, state=sb.step(sandbox.state, Event.GUEST_READY), deadline_at=None, detail=None)
+        return Outcome(after, placement, (Note(ev.SANDBOX_READY, {"host_id": placement.host_id, "placement_id": placement.id}),))
+    if sandbox.state is not State.PROVISIONING:
         return Outcome(sandbox, placement, ())
     after = replace(
         sandbox,
@@ -408,18 +422,69 @@ def _running(sandbox: Sandbox, placement: Placement, now: float) -> Outcome:
     return Outcome(after, placement, (Note(ev.SANDBOX_READY, {"host_id": placement.host_id, "placement_id": placement.id}),))
 
 
-def _erred(facts: Facts, placement: Placement, now: float) -> Outcome:
+def _stopped(facts: Facts, placement: Placement, now: float) -> Outcome | None:
+    """A guest that is to be begun again has ended by itself, and its agent has kept what is left of it."""
+    if _begins_again(facts.sandbox, placement):
+        return _restarting(facts.sandbox, placement, now)
+    if placement.desired is not Kind.ENSURE_RUNNING:
+        return Outcome(facts.sandbox, placement, ())
+    reason = str(placement.reason or Code.GUEST_EXITED)
+    return _release(Facts(facts.sandbox, placement), ReleaseRequested(reason, failing=True, detail=placement.detail), now)
+
+
+def _begins_again(sandbox: Sandbox, placement: Placement) -> bool:
+    """Whether a guest that has stopped by itself is begun again in the same placement; its agent has kept what is left of it."""
+    return (
+        sandbox.spec.on_exit is OnExit.RESTART
+        and sandbox.state in (State.READY, State.RESUMING)
+        and placement.desired is Kind.ENSURE_RUNNING
+        and (sandbox.state is State.READY or sandbox.attempts < sandbox.spec.attempts_max)
+    )
+
+
+def _restarting(sandbox: Sandbox, placement: Placement, now: float) -> Outcome:
+    """The next start, in the same placement and generation: its id, its disk and what it holds are as they were."""
+    reason = str(placement.reason or Code.GUEST_EXITED)
+    again = replace(placement, desired_revision=placement.desired_revision + 1, desired_reason=reason)
+    after = replace(
+        sandbox,
+        state=sb.step(sandbox.state, Event.GUEST_STOPPED),
+        attempts=1 if sandbox.state is State.READY else sandbox.attempts + 1,
+        deadline_at=now + sandbox.spec.image_s + sandbox.spec.guest_ready_s,
+        detail=placement.detail,
+    )
+    return Outcome(after, again, (Note(ev.SANDBOX_RESTARTING, {"placement_id": placement.id, "reason": reason}),))
+
+
+def _erred(facts: Facts, placement: Placement, ended_by: str | None, now: float) -> Outcome:
     sandbox = facts.sandbox
     reason = placement.reason or Code.START_FAILED
     note = Note(ev.PLACEMENT_ERROR, {"placement_id": placement.id, "reason": str(reason), "detail": placement.detail})
     if sandbox.state is State.RELEASING:
         waiting = replace(sandbox, conditions=sandbox.conditions | {Condition.CLEANUP_PENDING}, detail=placement.detail)
         return Outcome(waiting, placement, (note,) if Condition.CLEANUP_PENDING not in sandbox.conditions else ())
+    if sandbox.state is State.RESUMING and _begins_again(sandbox, placement):
+        again = _restarting(sandbox, placement, now)
+        return replace(again, notes=(note, *again.notes))
     if sandbox.state is State.PROVISIONING and replacing.may_replace(sandbox):
         return _away_first(sandbox, placement, str(reason), (note,), now)
-    released = _release(Facts(sandbox, placement), ReleaseRequested(str(reason), failing=True, detail=placement.detail), now)
+    if ended_by in ENDS:
+        # Its agent is ending it already and cannot clean up: that it does not go away is not why it ends.
+        request = ReleaseRequested(ENDS[ended_by], failing=_fails(sandbox, ended_by), detail=placement.detail)
+        sandbox = replace(sandbox, conditions=sandbox.conditions | {Condition.CLEANUP_PENDING})
+    else:
+        request = ReleaseRequested(str(reason), failing=True, detail=placement.detail)
+    released = _release(Facts(sandbox, placement), request, now)
     assert released is not None
     return replace(released, notes=(note, *released.notes))
+
+
+def _fails(sandbox: Sandbox, ended_by: str | None) -> bool:
+    """Whether an end that nobody asked for counts as a failure.
+
+    A guest that ends by itself before it ever answered was no success, whatever its exit says.
+    """
+    return ended_by != "end_at" and (ended_by != "exit" or sandbox.started_at is None)
 
 
 def _away_first(sandbox: Sandbox, placement: Placement, reason: str, notes: tuple[Note, ...], now: float) -> Outcome:
@@ -488,7 +553,7 @@ def _tick(facts: Facts, now: float) -> Outcome | None:
     if sandbox.deadline_at is None or now < sandbox.deadline_at:
         return None
     match sandbox.state:
-        case State.PROVISIONING:
+        case State.PROVISIONING | State.RESUMING:
             return _late(facts, now)
         case State.RELEASING:
             return _still_there(facts, now)

@@ -171,6 +171,9 @@ class Command(Message):
     reason: str | None = None
     ready_s: float = 60.0
     """How long the guest may take to answer."""
+    carried_out: bool = False
+    """Control has seen it carried out: an agent that does not know it has lost its memory, and takes the guest over or says that it is
+    lost, but begins no other in its place. Not part of the digest: it is about control's knowledge, not about what is wanted."""
 
 
 class End(Message):

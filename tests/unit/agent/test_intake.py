@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.agent.intake import Verdict, judge
-from atoll.agent.record import EndedBy, Goal, Record, ending, exited, goal, seen
+from atoll.agent.record import EndedBy, Goal, Record, ending, exited, goal, restart_pause_s, seen
 from atoll.base.errors import Code
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
@@ -38,8 +38,8 @@ def command(revision=1, kind=Kind.ENSURE_RUNNING, **more) -> Command:
     return Command.model_validate(content)
 
 
-def decide(known, asked, *, quarantine=False):
-    return judge(known, asked, epoch="epo_1", boot_id="boot", quarantine=quarantine)
+def decide(known, asked, *, quarantine=False, held=False, boot_id="boot"):
+    return judge(known, asked, epoch="epo_1", boot_id=boot_id, quarantine=quarantine, held=held)
 
 
 def record(**more) -> Record:
@@ -148,3 +148,42 @@ def test_the_first_decision_to_end_stands():
 def test_details_are_bounded():
     assert len(seen(record(), Observed.ERROR, detail="x" * 5000).detail) == 2000
     assert len(exited(record(), reason="R", detail="y" * 5000).ended_detail) == 2000
+
+
+@pytest.mark.parametrize("quarantine", [False, True])
+def test_what_was_carried_out_and_is_new_here_is_lost_unless_the_machine_has_it(quarantine):
+    lost = decide(None, command(carried_out=True), quarantine=quarantine).record
+    assert (lost.observed, lost.reason, lost.ended_by, goal(lost)) == (Observed.STOPPED, Code.PLACEMENT_LOST, EndedBy.EXIT, Goal.ABSENT)
+    kept = decide(None, command(carried_out=True), quarantine=quarantine, held=True).record
+    assert (kept.observed, kept.reason, goal(kept), kept.blueprint.begun) == (Observed.ACCEPTED, None, Goal.RUNNING, True)
+
+
+def test_what_explains_what_is_held_is_served_in_quarantine():
+    assert goal(decide(None, command(), quarantine=True, held=True).record) is Goal.RUNNING
+    assert decide(None, command(), quarantine=True).record.reason == Code.HOST_QUARANTINED
+
+
+def test_whether_it_was_carried_out_makes_no_other_command():
+    assert decide(record(), command(2, carried_out=True)).verdict is Verdict.DUPLICATE
+
+
+def test_a_start_in_its_place_is_of_the_boot_in_which_it_is_ordered():
+    stopped = record(observed=Observed.STOPPED, applied_revision=2, failed_revision=2)
+    assert decide(stopped, command(3), boot_id="boot-2").record.boot_id == "boot-2"
+    running = record(observed=Observed.RUNNING, ready=True, applied_revision=2)
+    assert decide(running, command(3), boot_id="boot-2").record.boot_id == "boot"
+
+
+@pytest.mark.parametrize(("restart", "applied", "ended_by"), [(True, 2, None), (True, 0, "exit"), (False, 2, "exit")])
+def test_a_guest_that_has_ended_is_kept_only_to_be_begun_again(restart, applied, ended_by):
+    known = record(observed=Observed.RUNNING, ready=True, applied_revision=applied)
+    after = exited(known, reason="GUEST_EXITED", detail="exit 1", restart=restart)
+    assert (after.observed, after.ready, after.ended_by) == (Observed.STOPPED, False, ended_by)
+    assert goal(after) is (Goal.REST if ended_by is None else Goal.ABSENT)
+
+
+def test_pauses_grow_with_each_restart_and_end():
+    stopped = [record(observed=Observed.STOPPED, applied_revision=1, desired_revision=n) for n in range(2, 12)]
+    pauses = [restart_pause_s(one) for one in stopped]
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0]
+    assert restart_pause_s(record()) == 0.0
