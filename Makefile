@@ -2,6 +2,7 @@
 
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 SEED ?= 1
+SEEDS ?= 0
 export PYTHONDONTWRITEBYTECODE = 1
 
 .DEFAULT_GOAL := help
@@ -33,9 +34,9 @@ bench: ## measure, with baselines in the same run, and write docs/PERFORMANCE.md
 	@$(PYTHON) scripts/setup.py --for test
 	@.venv/bin/python bench/run.py
 
-sim: ## one seeded simulation: make sim SEED=7
+sim: ## one seeded simulation, or many: make sim SEED=7, make sim SEEDS=1000
 	@$(PYTHON) scripts/setup.py --for check
-	@.venv/bin/python -m atoll.testing.sim --seed $(SEED)
+	@.venv/bin/python -m atoll.testing.sim --seed $(SEED) --seeds $(SEEDS)
 
 build: ## only build atoll-guest, atoll-io and runsc into build/bin
 	@$(PYTHON) scripts/setup.py --only go programs runsc

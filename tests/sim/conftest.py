@@ -1,11 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.sim.world import Agent, World
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Whole worlds say much, and their trace says it better."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from atoll.base.clock import Clock
 _CLOCK_BOOTTIME: Final = 7
 _FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _ABSOLUTE: Final = 1
+_TICK_S: Final = 1e-6
+"""Shorter sleeps may end before the time that they are for, by how numbers are rounded; where time is virtual, for ever."""
 
 
 class Alarm(Protocol):
@@ -45,7 +47,7 @@ class LoopAlarm:
     async def sleep_until(self, boot: float | None) -> None:
         """See Alarm."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if boot is None else max(0.0, boot - self._clock.boot())):
+            async with asyncio.timeout(None if boot is None else max(_TICK_S, boot - self._clock.boot())):
                 await self._poked.wait()
         self._poked.clear()
 

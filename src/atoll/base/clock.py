@@ -19,3 +19,19 @@ class Clock(Protocol):
     def boot(self) -> float:
         """Time since boot, suspends included. *Units*: seconds."""
         ...
+
+
+class ShiftedClock:
+    """A clock by somebody else's wall: wall time differs from another clock's by a constant."""
+
+    def __init__(self, clock: Clock, *, by_s: float) -> None:
+        self._clock = clock
+        self._by_s = by_s
+
+    def now(self) -> float:
+        """Wall time. *Units*: seconds since 1970-01-01 UTC."""
+        return self._clock.now() + self._by_s
+
+    def boot(self) -> float:
+        """As the other clock's. *Units*: seconds."""
+        return self._clock.boot()

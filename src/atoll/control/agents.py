@@ -1,27 +1,52 @@
-"""The agents' routes: /agent/v1/{enroll,poll,observe,payloads}, bare ASGI (wire/agent.py says what each is for)."""
+"""The agents' routes: /agent/v1/{enroll,poll,observe,payloads}, bare ASGI (wire/agent.py says what each is for).
+
+Each host has a rate of its own, in this replica: an agent that spins is told when to come again, and costs others nothing. Who shows no
+valid credential, and who enrols, share one rate each.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
+from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.control import asgi
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.enrollment import Enrollment
 from atoll.control.sessions import Sessions
+from atoll.domain.host import Host
+from atoll.planning.admission import Bucket
 from atoll.wire import agent as wire
 
 PREFIX: Final = "/agent/v1/"
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """So many calls a second on the long run, and so many at once."""
+
+    per_s: float
+    at_once: float
+
+
+HOST_PACE: Final = Pace(1000.0, 2000.0)
+"""Of one host: about twice what a host that starts and ends 300 sandboxes a second needs."""
+STRANGERS_PACE: Final = Pace(50.0, 200.0)
+ENROLL_PACE: Final = Pace(20.0, 200.0)
+
+
 class Agents:
     """ASGI for everything below PREFIX."""
 
-    def __init__(self, sessions: Sessions, enrollment: Enrollment) -> None:
+    def __init__(self, sessions: Sessions, enrollment: Enrollment, clock: Clock, *, pace: Pace = HOST_PACE) -> None:
         self._sessions = sessions
         self._enrollment = enrollment
+        self._clock = clock
+        self._pace = pace
+        self._buckets: dict[str, Bucket] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await asgi.guarded(send, self._serve(scope, receive, send))
@@ -32,9 +57,10 @@ class Agents:
             raise Refused(Code.INVALID_REQUEST, "agents' calls are POST")
         data = await asgi.body(receive, limit=wire.MESSAGE_BYTES_MAX)
         if call == "enroll":
+            self._take(call, ENROLL_PACE)
             await asgi.answer_model(send, await self._enrollment.enroll(asgi.parse(wire.Enroll, data)), status=201)
             return
-        host = await self._sessions.host_of(asgi.bearer(scope))
+        host = await self._host(scope)
         match call:
             case "poll":
                 poll = asgi.parse(wire.Poll, data)
@@ -50,6 +76,21 @@ class Agents:
                 await asgi.answer(send, 204, b"")
             case _:
                 raise Refused(Code.INVALID_REQUEST, "no such call")
+
+    async def _host(self, scope: Scope) -> Host:
+        """Who calls. *Errors*: Refused UNAUTHENTICATED, CREDENTIAL_REVOKED; Unavailable RATE_LIMITED."""
+        try:
+            host = await self._sessions.host_of(asgi.bearer(scope))
+        except Refused:
+            self._take("strangers", STRANGERS_PACE)
+            raise
+        self._take(host.id, self._pace)
+        return host
+
+    def _take(self, name: str, pace: Pace) -> None:
+        boot = self._clock.boot()
+        bucket = self._buckets.setdefault(name, Bucket(pace.per_s, pace.at_once, pace.at_once, boot))
+        bucket.take(boot=boot)
 
 
 async def _unless_gone(work: Coroutine[Any, Any, wire.PollAnswer], receive: Receive) -> wire.PollAnswer | None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from atoll.base.clock import Clock
+from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import Bug, Code
 from atoll.base.ids import Dice
 from atoll.control import agents, bootstrap, routes
@@ -158,7 +158,9 @@ class Control:
         """The store at the newest schema, and its incarnation. *Errors*: Bug when it is another install's."""
         if self._store is None:
             self._store = _store(self.settings, self._dice)
-        store, new, now = self._store, self._dice(8).hex(), self._clock.now()
+        store = self._store
+        self._clock = await _clock_of(store, self._clock)
+        new, now = self._dice(8).hex(), self._clock.now()
         await store.write(schema.migrate)
         install_id, incarnation = await store.write(
             lambda conn: schema.deployment(conn, install_id=self.settings.install_id, incarnation=new, now=now)
@@ -166,7 +168,7 @@ class Control:
         if install_id != self.settings.install_id:
             raise Bug(Code.INTERNAL, f"this database belongs to install {install_id}, not {self.settings.install_id}")
         # Where other replicas use the store, too, nobody may move its rows.
-        if self.settings.boot_id is not None and isinstance(store, SqliteStore):
+        if self.settings.boot_id is not None and not isinstance(self._clock, ShiftedClock):
             await self._carry_over(store, self.settings.boot_id)
         return store, incarnation
 
@@ -214,7 +216,7 @@ class Control:
             settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
             ready=lambda: self._started,
             dice=self._dice,
-            extra=[(agents.PREFIX, agents.Agents(self.sessions, self.enrollment)), (routes.PREFIX, self._routes)],
+            extra=[(agents.PREFIX, agents.Agents(self.sessions, self.enrollment, self._clock)), (routes.PREFIX, self._routes)],
         )
         self._spawn(deadlines.run(self.reconciler, self._clock))
         self._spawn(self.fencing.run())
@@ -260,6 +262,18 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
+
+
+async def _clock_of(store: Store, clock: Clock) -> Clock:
+    """The clock that the store's records go by: where replicas share it, the database's, read once and counted on from then.
+
+    Else an end that one replica wrote would be read by another by a clock that is an hour off.
+    """
+    asked_at = clock.boot()
+    shown = await store.wall()
+    if shown is None:
+        return clock
+    return ShiftedClock(clock, by_s=shown + (clock.boot() - asked_at) / 2 - clock.now())
 
 
 def _store(settings: ControlSettings, dice: Dice) -> Store:

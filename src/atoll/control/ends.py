@@ -23,9 +23,13 @@ class Ends:
                 if revision >= wanted:
                     event.set()
 
+    def knows(self, placement_id: str, revision: int) -> bool:
+        """Whether an agent has said that it enforces at least this revision."""
+        return any(known.get(placement_id, 0) >= revision for known in self._known.values())
+
     async def told(self, placement_id: str, revision: int, *, timeout_s: float) -> bool:
         """Whether the agent enforces at least this revision within the time. *Units*: seconds."""
-        if any(known.get(placement_id, 0) >= revision for known in self._known.values()):
+        if self.knows(placement_id, revision):
             return True
         entry = (revision, asyncio.Event())
         self._waiting[placement_id].add(entry)

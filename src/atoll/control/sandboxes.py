@@ -128,7 +128,10 @@ class Sandboxes:
             return await self.release(caller, sandbox_id, reason=Code.END_REACHED)
         now = self.clock.now()
         end_at = now + max(0.0, timeout_s)
+        unsure = self._unconfirmed(found)
         if only_extend and found.end_at is not None and end_at <= found.end_at:
+            if unsure:
+                await self._agent_word(found)
             return found
         old_end = found.end_at
         done = await self.reconciler.apply(found.id, EndMoved(end_at))
@@ -136,7 +139,7 @@ class Sandboxes:
             raise not_found(sandbox_id)
         if done.sandbox.host_id is not None:
             self.hub.wake_host(done.sandbox.host_id)
-        if done.changed and old_end is not None and old_end - now < _NEAR_END_S:
+        if done.changed and old_end is not None and (unsure or old_end - now < _NEAR_END_S):
             await self._agent_word(done.sandbox)
         return await self.get(caller, sandbox_id) if timeout_s > 0 else done.sandbox
 
@@ -269,6 +272,16 @@ class Sandboxes:
         content: dict[str, Any] = asdict(request)
         content.pop("wait")
         return self.tokens.request_digest(json.dumps(content, sort_keys=True, default=str).encode())
+
+    def _unconfirmed(self, sandbox: Sandbox) -> bool:
+        """Whether its end was moved and its agent has not said that it enforces that: it may be about to enforce an earlier one.
+
+        The end that a sandbox gets as it becomes ready needs no word: it is not later than the one that came with the command.
+        """
+        if sandbox.placement_id is None or sandbox.started_at is None or sandbox.end_at is None:
+            return False
+        moved = sandbox.end_at != sandbox.started_at + sandbox.spec.timeout_s
+        return moved and not self.reconciler.ends.knows(sandbox.placement_id, sandbox.end_revision)
 
     async def _agent_word(self, sandbox: Sandbox) -> None:
         """Wait until the agent enforces the new end: the old one is too near to trust that it hears in time."""

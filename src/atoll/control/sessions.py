@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import EpochId
+from atoll.control.answers import Answers
 from atoll.control.consoles import Consoles
 from atoll.control.directory import Directory
 from atoll.control.hub import Hub
@@ -43,8 +44,6 @@ FRESH_S: Final = 30.0
 """A session that was heard of this recently is not taken over by a stranger."""
 RENEW_S: Final = 2.0
 """A host that was heard of this recently needs no new heartbeat: a busy agent polls more often than that."""
-ENDS_PER_POLL_MAX: Final = 256
-"""Ends in one answer; more come with the next, so that an answer stays within its size."""
 _MOMENT_S: Final = 0.001
 """Less than this is no time to park for."""
 
@@ -56,6 +55,8 @@ _Health = tuple[frozenset[str], frozenset[str], tuple[str, ...]]
 class _Session:
     epoch: str
     poll_seq: int = 0
+    committed_seq: int = 0
+    """Of the poll that this replica committed last: another one on the host's row is another replica's."""
     newest: asyncio.Event | None = None
     """Set when a newer poll arrives: the parked one ends."""
     unknown: frozenset[str] = frozenset()
@@ -86,7 +87,7 @@ class Sessions:
         self._orders = orders
         self._consoles = consoles
         self._fencing = fencing
-        self._incarnation = incarnation
+        self._answers = Answers(store=store, orders=orders, consoles=consoles, incarnation=incarnation)
         self._sessions: dict[str, _Session] = {}
 
     async def host_of(self, credential: str) -> Host:
@@ -106,14 +107,14 @@ class Sessions:
         if session.newest is not None:
             session.newest.set()
         session.newest, session.poll_seq = overtaken, poll.poll_seq
-        lease_s = await self._renew(host, poll)
+        lease_s = await self._renew(host, poll, session)
         self._reconciler.ends.heard(host.id, poll.end_revisions)
-        acknowledged, _ = await self.hear(host, poll.observations)
+        acknowledged, _ = await self.hear(host, poll.observations, epoch=poll.epoch)
         with self._hub.work_for(host.id) as work:
             until = self._clock.boot() + poll.park_s
             while True:
                 work.clear()
-                answer = await self._answer(host, poll, acknowledged, received_at=received_at, lease_s=lease_s)
+                answer = await self._answers.make(host, poll, acknowledged, received_at=received_at, lease_s=lease_s)
                 if overtaken.is_set():
                     raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
                 left = until - self._clock.boot()
@@ -127,7 +128,7 @@ class Sessions:
         """Observations that could not wait. *Errors*: as `poll`."""
         if host.epoch != message.epoch:
             raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
-        acknowledged, committed = await self.hear(host, message.observations)
+        acknowledged, committed = await self.hear(host, message.observations, epoch=message.epoch)
         return wire.ObserveAnswer(
             acknowledged=acknowledged,
             forget=[
@@ -165,21 +166,34 @@ class Sessions:
             raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
         self._consoles.collected(message)
 
-    async def hear(self, host: Host, observations: Sequence[wire.Observation]) -> tuple[dict[str, int], list[facts.Committed]]:
-        """Apply observations, one commit each, in the agent's order; what was committed or needs no commit is acknowledged."""
+    async def hear(
+        self, host: Host, observations: Sequence[wire.Observation], *, epoch: str
+    ) -> tuple[dict[str, int], list[facts.Committed]]:
+        """Apply observations, one commit each, in the agent's order; what was committed or needs no commit is acknowledged.
+
+        *Errors*: Refused STALE_AGENT_EPOCH when another run has taken over before a commit: it may count its observations anew, and a
+        high number of this one would make all of its own stale.
+        """
         acknowledged: dict[str, int] = {}
         committed: list[facts.Committed] = []
-        heard = await asyncio.gather(*(self._hear_one(host, seen) for seen in observations))
+        heard = await asyncio.gather(*(self._hear_one(host, seen, epoch) for seen in observations))
         for seen, done in zip(observations, heard, strict=True):
             acknowledged[seen.placement_id] = max(seen.seq, acknowledged.get(seen.placement_id, 0))
             if done is not None:
                 committed.append(done)
         return acknowledged, committed
 
-    async def _hear_one(self, host: Host, seen: wire.Observation) -> facts.Committed | None:
+    async def _hear_one(self, host: Host, seen: wire.Observation, epoch: str) -> facts.Committed | None:
         def meant(known: Facts) -> bool:
             places = (known.placement, *known.older)
             return any(place is not None and place.id == seen.placement_id and place.host_id == host.id for place in places)
+
+        def taken_over(conn: sa.Connection) -> None:
+            now = hosts.session(conn, host.id)
+            if now.credential_version != host.credential_version:
+                raise Refused(Code.CREDENTIAL_REVOKED, "this host was fenced or enrolled anew meanwhile")
+            if now.epoch != epoch:
+                raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host any more")
 
         report = Report(
             seq=seen.seq,
@@ -192,7 +206,10 @@ class Sessions:
             ready=seen.ready,
         )
         done = await self._reconciler.apply(
-            seen.sandbox_id, Heard(report, ended_by=seen.ended_by, placement_id=seen.placement_id), about=meant
+            seen.sandbox_id,
+            Heard(report, ended_by=seen.ended_by, placement_id=seen.placement_id),
+            about=meant,
+            unless=taken_over,
         )
         if done is not None and done.changed and done.sandbox.state in (State.PENDING, State.RESERVING):
             await self._reconciler.settle(seen.sandbox_id)
@@ -211,7 +228,7 @@ class Sessions:
         if host.epoch == poll.epoch:
             session = self._sessions.setdefault(host.id, _Session(poll.epoch))
             if session.epoch == poll.epoch:
-                if poll.poll_seq <= max(session.poll_seq, 0):
+                if poll.poll_seq <= max(session.poll_seq, host.poll_seq):
                     raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
                 return host, session
         host = await self._take_over(host, poll)
@@ -258,8 +275,12 @@ class Sessions:
 
     # What a poll commits and is answered.
 
-    async def _renew(self, host: Host, poll: wire.Poll) -> float:
-        """Have a lease committed for this poll, and say how long it is from when the poll was received."""
+    async def _renew(self, host: Host, poll: wire.Poll, session: _Session) -> float:
+        """Have a lease committed for this poll, and say how long it is from when the poll was received.
+
+        The first poll that comes to this replica after one to another is always committed, with its number: that is how the other one
+        learns that what it has parked is not the newest any more, and how both know a late poll for one.
+        """
         problems = tuple(check.id for check in poll.health.checks if check.fatal and not check.ok)
         if poll.health.quarantined:
             problems = (*problems, "inventory.quarantine")
@@ -268,9 +289,11 @@ class Sessions:
         known = self._directory.host(host.id)
         same = known is not None and known.epoch == poll.epoch and (host.isolations, host.images, host.problems) == health
         # A wall clock that was set back in between makes the age negative, and the lease is made anew.
+        same = same and host.poll_seq == session.committed_seq
         if same and host.seen_at is not None and host.lease_until is not None and 0.0 <= now - host.seen_at < RENEW_S:
             return min(LEASE_S, host.lease_until - now)
         await self._commit_poll(host, poll, health, now=now)
+        session.committed_seq = poll.poll_seq
         return LEASE_S
 
     async def _commit_poll(self, host: Host, poll: wire.Poll, health: _Health, *, now: float) -> None:
@@ -282,6 +305,8 @@ class Sessions:
                 raise Refused(Code.CREDENTIAL_REVOKED, "this host was fenced meanwhile")
             if current.epoch != poll.epoch:
                 raise Refused(Code.STALE_AGENT_EPOCH, "a newer agent run has taken over this host")
+            if current.poll_seq >= poll.poll_seq:
+                raise Refused(Code.STALE_POLL, "a newer poll of this session has come to another replica")
             if (current.isolations, current.images, current.problems) != health:
                 hosts.save(conn, replace(current, isolations=health[0], images=health[1], problems=health[2]))
             hosts.polled(conn, host.id, poll_seq=poll.poll_seq, seen_at=now, lease_until=now + LEASE_S)
@@ -299,39 +324,6 @@ class Sessions:
         if before is None or before.epoch != after.epoch:
             used = await self._store.read(lambda conn: facts.used(conn, host.id))
             self._directory.put(after, used=used)
-
-    async def _answer(
-        self, host: Host, poll: wire.Poll, acknowledged: dict[str, int], *, received_at: float, lease_s: float
-    ) -> wire.PollAnswer:
-        holder, wanted = await self._store.read(lambda conn: (hosts.epoch(conn, host.id), hosts.wanted(conn, host.id)))
-        if holder != poll.epoch:
-            # Enrolled anew, or taken over, while this poll was parked: what is wanted is no longer this run's business.
-            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
-        wanted_ids = {w.placement_id for w in wanted}
-        asked = [p for p in {*poll.tombstones, *poll.holds} if p not in wanted_ids]
-        gone, unknown = await self._store.read(lambda conn: hosts.gone_or_unknown(conn, host.id, asked))
-        behind = [w.placement_id for w in wanted if poll.holds.get(w.placement_id, 0) < w.desired_revision]
-        # What control has fenced and the agent still holds must go; it grants nothing any more.
-        behind += sorted(p for p, revision in gone.items() if poll.holds.get(p, revision) < revision)
-        late = {w.placement_id for w in wanted if poll.end_revisions.get(w.placement_id, 0) < w.end_revision}
-        late = set(sorted(late)[:ENDS_PER_POLL_MAX])
-        room = behind[: wire.COMMANDS_PER_POLL_MAX]
-        loaded = await self._store.read(lambda conn: hosts.load_many(conn, [*room, *sorted(late - set(room))]))
-        answer = wire.PollAnswer(lease_s=lease_s, incarnation=self._incarnation, acknowledged=acknowledged)
-        for placement, sandbox in loaded:
-            if placement.id in room:
-                command, payload = await self._orders.command(placement, sandbox, epoch=poll.epoch)
-                answer.commands.append(command)
-                if payload is not None and command.payload_ref is not None:
-                    answer.payloads[command.payload_ref] = payload
-            if placement.id in late and sandbox.end_at is not None:
-                # The agent counts from when it sent the poll, which may have been parked since.
-                answer.ends.append(self._orders.end(sandbox, placement.id, since=received_at))
-        tombstones = set(poll.tombstones)
-        answer.forget.extend(sorted(p for p in tombstones if p in gone or p in unknown))
-        answer.unknown.extend(sorted(p for p in poll.holds if p in unknown and p not in tombstones))
-        answer.collect.extend(self._consoles.wanted(host.id))
-        return answer
 
 
 async def _any(*events: asyncio.Event, timeout: float) -> None:

@@ -20,7 +20,7 @@ from atoll.domain.command import Kind
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
 from atoll.domain.spec import OnExit, OnLoss
-from atoll.planning import replacing
+from atoll.planning import replacing, restarting
 
 BACKOFF_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0)
 ENDS: Final[Mapping[str | None, Code]] = {
@@ -424,7 +424,7 @@ def _running(sandbox: Sandbox, placement: Placement, now: float) -> Outcome:
 
 def _stopped(facts: Facts, placement: Placement, now: float) -> Outcome | None:
     """A guest that is to be begun again has ended by itself, and its agent has kept what is left of it."""
-    if _begins_again(facts.sandbox, placement):
+    if restarting.begins_again(facts.sandbox, placement):
         return _restarting(facts.sandbox, placement, now)
     if placement.desired is not Kind.ENSURE_RUNNING:
         return Outcome(facts.sandbox, placement, ())
@@ -432,28 +432,10 @@ def _stopped(facts: Facts, placement: Placement, now: float) -> Outcome | None:
     return _release(Facts(facts.sandbox, placement), ReleaseRequested(reason, failing=True, detail=placement.detail), now)
 
 
-def _begins_again(sandbox: Sandbox, placement: Placement) -> bool:
-    """Whether a guest that has stopped by itself is begun again in the same placement; its agent has kept what is left of it."""
-    return (
-        sandbox.spec.on_exit is OnExit.RESTART
-        and sandbox.state in (State.READY, State.RESUMING)
-        and placement.desired is Kind.ENSURE_RUNNING
-        and (sandbox.state is State.READY or sandbox.attempts < sandbox.spec.attempts_max)
-    )
-
-
 def _restarting(sandbox: Sandbox, placement: Placement, now: float) -> Outcome:
-    """The next start, in the same placement and generation: its id, its disk and what it holds are as they were."""
-    reason = str(placement.reason or Code.GUEST_EXITED)
-    again = replace(placement, desired_revision=placement.desired_revision + 1, desired_reason=reason)
-    after = replace(
-        sandbox,
-        state=sb.step(sandbox.state, Event.GUEST_STOPPED),
-        attempts=1 if sandbox.state is State.READY else sandbox.attempts + 1,
-        deadline_at=now + sandbox.spec.image_s + sandbox.spec.guest_ready_s,
-        detail=placement.detail,
-    )
-    return Outcome(after, again, (Note(ev.SANDBOX_RESTARTING, {"placement_id": placement.id, "reason": reason}),))
+    after, again = restarting.ordered_again(sandbox, placement, now=now)
+    note = Note(ev.SANDBOX_RESTARTING, {"placement_id": placement.id, "reason": again.desired_reason})
+    return Outcome(after, again, (note,))
 
 
 def _erred(facts: Facts, placement: Placement, ended_by: str | None, now: float) -> Outcome:
@@ -463,7 +445,7 @@ def _erred(facts: Facts, placement: Placement, ended_by: str | None, now: float)
     if sandbox.state is State.RELEASING:
         waiting = replace(sandbox, conditions=sandbox.conditions | {Condition.CLEANUP_PENDING}, detail=placement.detail)
         return Outcome(waiting, placement, (note,) if Condition.CLEANUP_PENDING not in sandbox.conditions else ())
-    if sandbox.state is State.RESUMING and _begins_again(sandbox, placement):
+    if sandbox.state is State.RESUMING and restarting.begins_again(sandbox, placement):
         again = _restarting(sandbox, placement, now)
         return replace(again, notes=(note, *again.notes))
     if sandbox.state is State.PROVISIONING and replacing.may_replace(sandbox):

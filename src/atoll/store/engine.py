@@ -53,6 +53,10 @@ class Store(Protocol):
         """Run `work` on the last committed state."""
         ...
 
+    async def wall(self) -> float | None:
+        """What the database's own wall clock shows, where several processes share it; None where only this process uses it."""
+        ...
+
     def require_room(self) -> None:
         """Before more records are made. *Errors*: Unavailable STORE_FULL: what room is left is for what ends them."""
         ...
@@ -160,6 +164,9 @@ class SqliteStore:
             return work(self._reader)
         except sa.exc.DBAPIError as error:
             raise translate(error) from error
+
+    async def wall(self) -> float | None:
+        return None
 
     def require_room(self) -> None:
         if not self._room.keep():

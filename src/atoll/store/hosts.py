@@ -18,7 +18,7 @@ from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYL
 # Made once: a poll runs most of them, and to make one costs twice as much as to run it.
 _BY_ID: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
 _BY_CREDENTIAL: Final = sa.select(HOSTS).where(HOSTS.c.credential_digest == sa.bindparam("digest"))
-_EPOCH: Final = sa.select(HOSTS.c.epoch).where(HOSTS.c.id == sa.bindparam("of_id"))
+_SESSION: Final = sa.select(HOSTS.c.epoch, HOSTS.c.poll_seq, HOSTS.c.credential_version).where(HOSTS.c.id == sa.bindparam("of_id"))
 _POLLED: Final = sa.update(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
 _WANTED: Final = (
     sa.select(PLACEMENTS.c.id, PLACEMENTS.c.sandbox_id, PLACEMENTS.c.desired_revision, SANDBOXES.c.end_revision)
@@ -74,9 +74,19 @@ def count(conn: sa.Connection) -> HostCount:
     return HostCount(sum(found.values()) - disabled, active)
 
 
-def epoch(conn: sa.Connection, host_id: str) -> str | None:
-    """The agent run that holds the host now; None: none does."""
-    return conn.execute(_EPOCH, {"of_id": host_id}).scalar_one_or_none()
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Who may speak for a host now: the agent run that holds it (None: none does), its newest committed poll, and the credential's version."""
+
+    epoch: str | None
+    poll_seq: int
+    credential_version: int
+
+
+def session(conn: sa.Connection, host_id: str) -> Session:
+    """As of this transaction; of a host that is gone, nobody's."""
+    row = conn.execute(_SESSION, {"of_id": host_id}).first()
+    return Session(*row) if row is not None else Session(None, 0, 0)
 
 
 def add(conn: sa.Connection, host: Host, *, now: float) -> None:

@@ -65,6 +65,10 @@ class PostgresStore:
         except (OSError, TimeoutError) as error:
             raise Unavailable(Code.STORE_UNAVAILABLE, f"the database cannot be reached: {type(error).__name__}") from error
 
+    async def wall(self) -> float | None:
+        """As Store.wall."""
+        return await self.read(lambda conn: float(conn.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()))
+
     def require_room(self) -> None:
         """As Store.require_room: its disk is another machine's business."""
 

@@ -65,10 +65,24 @@ class Reconciler:
         return new_id(Prefix.EVENT, self.dice)
 
     async def apply(
-        self, sandbox_id: str, stimulus: Stimulus, *, about: Callable[[Facts], bool] = lambda _: True
+        self,
+        sandbox_id: str,
+        stimulus: Stimulus,
+        *,
+        about: Callable[[Facts], bool] = lambda _: True,
+        unless: Callable[[sa.Connection], None] = lambda _: None,
     ) -> facts.Committed | None:
-        """Commit what the stimulus changes; None when there is no such sandbox, or it is none that `about` means."""
-        done, used = await self.store.write(self._applying(sandbox_id, stimulus, now=self.clock.now(), about=about))
+        """Commit what the stimulus changes; None when there is no such sandbox, or it is none that `about` means.
+
+        `unless` looks first, in the same transaction, and raises when whoever brings the stimulus may not any more.
+        """
+        applying = self._applying(sandbox_id, stimulus, now=self.clock.now(), about=about)
+
+        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
+            unless(conn)
+            return applying(conn)
+
+        done, used = await self.store.write(work)
         self.published(done, used)
         return done
 

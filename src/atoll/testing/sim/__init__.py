@@ -1,5 +1,5 @@
 """The simulator: real control, real agents, fake hosts and network, virtual time, seeded faults.
 
-Read `world.py` first. `python -m atoll.testing.sim --seed N` runs one seed and prints its trace's digest; the same seed gives the same
-trace in every process. Invariants (`checks.py`) are looked at after every commit, convergence after everything has healed.
+Read `world.py` first, then `scenario.py` for what can go wrong and `checks.py` and `verdict.py` for what is promised all the same.
+`python -m atoll.testing.sim --seed N` tells one seed's story; the same seed gives the same trace in every process.
 """

@@ -1,52 +1,181 @@
-"""Invariants: what must hold after every single commit, and what must hold in the end."""
+"""Invariants: what must hold after every single commit and every effect on a machine.
+
+Theory of operation. `Ledger` follows the rows that commits change, and so knows at every moment who holds what; the machines say what
+really runs. Each promise is one function that raises `Violated`. What must hold in the end is in `verdict.py`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-import sqlalchemy as sa
-
-from atoll.domain.placement import Holding
+from atoll.domain import sandbox as sb
+from atoll.domain.placement import HOLDING_MOVES, Holding
 from atoll.domain.sandbox import TERMINAL
-from atoll.drivers.fake.driver import FakeMachine
 from atoll.drivers.port import Power
-from atoll.store import facts, hosts
-from atoll.store.tables import PLACEMENTS, SANDBOXES
+from atoll.testing.sim.machine import SimMachine
+from atoll.testing.sim.store import Change, Row
+
+_FIRST_REVISION: Final = 1
+_DECIDED: Final = ("revision", "state", "generation", "placement_id", "host_id", "reason", "started_at")
+"""Columns that only a decision changes; a request's name is forgotten, and times are moved by a step of the clock, without one."""
+_VECTOR: Final = ("cpu_millis", "memory_mib", "disk_mib", "slots")
 
 
 class Violated(AssertionError):
     """A promise is broken."""
 
 
-def after_commit(conn: sa.Connection, machines: Mapping[str, FakeMachine]) -> None:
-    """Capacity is never granted twice; a sandbox never holds two placements, never runs twice; what is released runs nowhere."""
-    for host in hosts.all_hosts(conn):
-        lacking = host.capacity.lacks(facts.used(conn, host.id))
-        if lacking:
-            raise Violated(f"host {host.name} has granted more {lacking} than it has")
-    holding = Counter(row[0] for row in conn.execute(sa.select(PLACEMENTS.c.sandbox_id).where(PLACEMENTS.c.holding != Holding.NONE.value)))
-    for sandbox_id, count in holding.items():
-        if count > 1:
-            raise Violated(f"sandbox {sandbox_id} holds {count} placements")
-    running = Counter(p.order.sandbox_id for machine in machines.values() for p in machine.placements.values() if p.power is Power.RUNNING)
-    for sandbox_id, count in running.items():
-        if count > 1:
-            raise Violated(f"sandbox {sandbox_id} runs {count} times")
-    ended = {row[0] for row in conn.execute(sa.select(SANDBOXES.c.id).where(SANDBOXES.c.state.in_([s.value for s in TERMINAL])))}
-    ghosts = sorted(ended & set(running))
-    if ghosts:
-        raise Violated(f"{ghosts} ended and still run")
+def _in_one_commit(moves: Mapping[tuple[Any, Any], Any], ends: frozenset[Any], ending: Any) -> dict[Any, set[Any]]:
+    """From each state, what one commit may lead to: one move, or an end that is begun and confirmed at once."""
+    found: defaultdict[Any, set[Any]] = defaultdict(set)
+    for (state, _), after in moves.items():
+        found[state].add(after)
+    for afters in found.values():
+        if ending in afters:
+            afters.update(ends)
+    return found
 
 
-def in_the_end(conn: sa.Connection, machines: Mapping[str, FakeMachine]) -> None:
-    """Everything released has gone from records and machines."""
-    left = [row[0] for row in conn.execute(sa.select(SANDBOXES.c.id).where(SANDBOXES.c.state.not_in([s.value for s in TERMINAL])))]
-    if left:
-        raise Violated(f"{left} never ended")
-    for host in hosts.all_hosts(conn):
-        if hosts.placements_held(conn, host.id):
-            raise Violated(f"host {host.name} still holds something")
-    for name, machine in machines.items():
-        if machine.placements:
-            raise Violated(f"host {name} still has {sorted(machine.placements)}")
+_AFTER: Final = _in_one_commit(sb.MOVES, TERMINAL, sb.State.RELEASING)
+_HOLDS_AFTER: Final = _in_one_commit(HOLDING_MOVES, frozenset({Holding.NONE}), Holding.CLEANUP_PENDING)
+_BACK: Final = frozenset({(sb.State.PROVISIONING, sb.State.PENDING), (sb.State.READY, sb.State.PENDING)})
+"""The ways back: another placement, and only with a new generation."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Who holds what, as the rows say."""
+
+    sandboxes: dict[str, Row] = field(default_factory=dict)
+    placements: dict[str, Row] = field(default_factory=dict)
+    hosts: dict[str, Row] = field(default_factory=dict)
+    events: int = 0
+    """The newest event's number."""
+    absent_seen: set[str] = field(default_factory=set)
+
+    def take(self, changes: Sequence[Change]) -> None:
+        """One commit. *Errors*: Violated."""
+        for change in changes:
+            rows = {"sandboxes": self.sandboxes, "placements": self.placements, "hosts": self.hosts}.get(change.table)
+            row = change.after or change.before
+            assert row is not None
+            if rows is not None:
+                if change.after is None:
+                    rows.pop(row["id"], None)
+                else:
+                    rows[row["id"]] = change.after
+        for change in changes:
+            if change.after is not None:
+                _CHECKS[change.table](self, change.before, change.after)
+        self._sums({c.after["host_id"] for c in changes if c.table == "placements" and c.after is not None})
+
+    def held_by(self, sandbox_id: str) -> list[str]:
+        """The placements of a sandbox that hold something."""
+        return [name for name, row in self.placements.items() if row["sandbox_id"] == sandbox_id and row["holding"] != Holding.NONE]
+
+    def used(self, host_id: str) -> dict[str, int]:
+        """What a host's placements hold, summed."""
+        mine = [row for row in self.placements.values() if row["host_id"] == host_id and row["holding"] != Holding.NONE]
+        return {name: sum(int(row[f"held_{name}"]) for row in mine) for name in _VECTOR}
+
+    def _sums(self, host_ids: set[str]) -> None:
+        for host_id in sorted(host_ids):
+            host = self.hosts[host_id]
+            lacking = [f"{name} {used} of {host[name]}" for name, used in self.used(host_id).items() if used > host[name]]
+            if lacking:
+                raise Violated(f"host {host['name']} has granted more than it has: {', '.join(lacking)}")
+
+    def _sandbox(self, before: Row | None, after: Row) -> None:
+        name = f"sandbox {after['id']}"
+        if before is None:
+            if after["revision"] != _FIRST_REVISION:
+                raise Violated(f"{name} begins at revision {after['revision']}")
+            return
+        decided = any(before[column] != after[column] for column in _DECIDED)
+        if after["revision"] != before["revision"] + decided:
+            raise Violated(f"{name} went from revision {before['revision']} to {after['revision']}")
+        was, now = sb.State(before["state"]), sb.State(after["state"])
+        if after["generation"] < before["generation"]:
+            raise Violated(f"{name} went back from generation {before['generation']} to {after['generation']}")
+        if was != now and now not in _AFTER.get(was, set()):
+            raise Violated(f"{name} went from {was} to {now}")
+        if (was, now) in _BACK and after["generation"] != before["generation"] + 1:
+            raise Violated(f"{name} went from {was} to {now} without a new generation")
+
+    def _placement(self, before: Row | None, after: Row) -> None:
+        name = f"placement {after['id']}"
+        held = self.held_by(after["sandbox_id"])
+        if len(held) > 1:
+            raise Violated(f"sandbox {after['sandbox_id']} holds {len(held)} placements: {', '.join(held)}")
+        if before is None:
+            if after["generation"] != self.sandboxes[after["sandbox_id"]]["generation"]:
+                raise Violated(f"{name} is of a generation that its sandbox is not at")
+            return
+        if before["observed"] == "absent" and after["observed"] != "absent":
+            raise Violated(f"{name} came back from a tombstone: {after['observed']}")
+        if after["holding"] != before["holding"] and after["holding"] not in _HOLDS_AFTER.get(before["holding"], set()):
+            raise Violated(f"{name} went from holding {before['holding']} to {after['holding']}")
+        if after["desired_revision"] < before["desired_revision"]:
+            raise Violated(f"{name} went back to desired revision {after['desired_revision']}")
+        if before["desired"] == "ensure_absent" and after["desired"] != "ensure_absent":
+            raise Violated(f"{name} is wanted again after it was ordered away")
+        if after["seq"] < before["seq"] and after["seq"] != 0:
+            raise Violated(f"{name} went back from observation {before['seq']} to {after['seq']}")
+
+    def _host(self, before: Row | None, after: Row) -> None:
+        if before is not None and after["credential_version"] < before["credential_version"]:
+            raise Violated(f"host {after['name']} went back to credential version {after['credential_version']}")
+
+    def _event(self, _before: Row | None, after: Row) -> None:
+        if after["seq"] != self.events + 1:
+            raise Violated(f"event {after['seq']} follows event {self.events}")
+        self.events = after["seq"]
+
+
+_CHECKS: Final = {
+    "sandboxes": Ledger._sandbox,  # noqa: SLF001 - the table of its own checks
+    "placements": Ledger._placement,  # noqa: SLF001
+    "hosts": Ledger._host,  # noqa: SLF001
+    "events": Ledger._event,  # noqa: SLF001
+}
+
+
+def machines_agree(ledger: Ledger, things: Mapping[str, SimMachine]) -> None:
+    """No sandbox runs twice, and what has ended runs nowhere. *Errors*: Violated."""
+    running: dict[str, str] = {}
+    for host, machine in things.items():
+        for placement_id, thing in machine.placements.items():
+            if thing.power is not Power.RUNNING:
+                continue
+            sandbox_id = thing.order.sandbox_id
+            if sandbox_id in running:
+                raise Violated(f"sandbox {sandbox_id} runs twice: {running[sandbox_id]} and {placement_id}")
+            running[sandbox_id] = placement_id
+            row = ledger.sandboxes.get(sandbox_id)
+            if row is not None and row["state"] in TERMINAL:
+                raise Violated(f"sandbox {sandbox_id} is {row['state']} and runs on {host}")
+
+
+def started(ledger: Ledger, things: SimMachine) -> None:
+    """What runs on a machine is of its sandbox's present generation, and nobody has counted it as gone. *Errors*: Violated."""
+    for placement_id in things.running():
+        order = things.placements[placement_id].order
+        row, placement = ledger.sandboxes.get(order.sandbox_id), ledger.placements.get(placement_id)
+        if row is not None and order.generation < row["generation"]:
+            raise Violated(f"{placement_id} runs for generation {order.generation} of {order.sandbox_id}, which is at {row['generation']}")
+        if placement is not None and placement["holding"] == Holding.NONE:
+            raise Violated(f"{placement_id} runs and holds nothing")
+
+
+def believed(change: Change, things: SimMachine, *, fenced: bool) -> None:
+    """What was just believed of a placement is so: absent is gone, ready was initialised. *Errors*: Violated."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return
+    if after["observed"] == "absent" and before["observed"] != "absent" and not fenced and after["id"] in things.placements:
+        raise Violated(f"{after['id']} was believed absent and is there")
+    if after["ready"] and not before["ready"] and after["id"] in things.running() and after["id"] not in things.initialised:
+        raise Violated(f"{after['id']} was believed ready and was never initialised")

@@ -5,19 +5,30 @@ from __future__ import annotations
 import asyncio
 import heapq
 import selectors
-from typing import Any
+from typing import Any, Final
+
+from atoll.testing.sim import process
+
+SPINS_MAX: Final = 500_000
+"""Turns of the loop in one moment: more is somebody who does not wait."""
 
 
 class Stuck(RuntimeError):
-    """Nothing can ever run again: no task is ready and no timer is set."""
+    """Nothing can ever run again: no task is ready and no timer is set. Or the opposite: time does not go on."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Deterministic as long as nobody does real I/O or uses threads."""
+    """Deterministic as long as nobody does real I/O or uses threads. Its tasks are those of `process`."""
 
     def __init__(self) -> None:
         self._virtual_s = 0.0
+        self._turns = 0
         super().__init__(selectors.SelectSelector())
+        self.set_task_factory(process.make_task)  # type: ignore[arg-type]  # the stubs want a protocol with a type variable of its own
+
+    def calm(self) -> None:
+        """Count turns anew: what comes now is the winding up."""
+        self._turns = 0
 
     def time(self) -> float:
         return self._virtual_s
@@ -33,6 +44,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if not ready:
             if not scheduled and not self._stopping:  # type: ignore[attr-defined]
                 raise Stuck("no task is ready and no timer is set")
-            if scheduled:
-                self._virtual_s = max(self._virtual_s, scheduled[0]._when)
+            if scheduled and scheduled[0]._when > self._virtual_s:
+                self._virtual_s = scheduled[0]._when
+                self._turns = 0
+        self._turns += 1
+        if self._turns > SPINS_MAX:
+            raise Stuck(f"time stands still at {self._virtual_s} s: somebody does not wait")
         super()._run_once()  # type: ignore[misc]

@@ -1,9 +1,9 @@
-"""A world of one seed: control over a store, hosts with agents, clients that want sandboxes, and a fate that breaks things.
+"""A world of one scenario: control replicas over one store, hosts with agents, clients that want sandboxes, and a fate that breaks things.
 
-Theory of operation. Everything runs on one virtual clock and one seeded source of chance. Fate kills and restarts control and agents,
-cuts lines, loses and repeats messages, lets guests die and drivers fail. After `fate_s` it heals everything; the clients release what
-they have; and the world must come to rest with nothing left. What a client was told is remembered: a sandbox that was ready, not
-released, not at its end, and on a host that lived, must still be there.
+Theory of operation. Everything runs on one virtual clock; chance comes from one seed, with dice of their own for each part, so that
+leaving something out changes as little as possible elsewhere. Processes are started again when they end, as a supervisor does. After
+`fate_s` everything heals; then every promise that is still open is kept or broken: sandboxes go on until the end that they were promised,
+a new one can be had, and when all were released nothing is left of anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,356 +28,446 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from atoll.agent.agent import Agent
 from atoll.agent.alarm import LoopAlarm
 from atoll.agent.config import AgentConfig, Identity
-from atoll.base.errors import AtollError, Code, Refused
+from atoll.base.errors import AtollError
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.control.bootstrap import DEFAULT_TEAM
 from atoll.control.compose import Control, ControlSettings
-from atoll.control.service import Caller
-from atoll.domain.spec import Isolation
+from atoll.domain.deployment import DEFAULT_CLASSES, Deployment, WorkloadClass
+from atoll.domain.host import LEASE_S
+from atoll.domain.spec import Isolation, OnExit, OnLeaseExpiry
 from atoll.domain.tenancy import key_digest
-from atoll.drivers.fake.driver import FakeDriver, FakeMachine
-from atoll.drivers.fake.driver import Weather as DriverWeather
 from atoll.drivers.port import Mark
-from atoll.planning.resolve import CreateRequest
-from atoll.testing.sim import checks
+from atoll.testing.sim import verdict
+from atoll.testing.sim.checks import Ledger, Violated
+from atoll.testing.sim.clients import CANARY, KEY, Clients
+from atoll.testing.sim.clock import MachineClock, ProcessClock
+from atoll.testing.sim.fate import Fate
 from atoll.testing.sim.loop import VirtualLoop
-from atoll.testing.sim.network import Line, Weather
-from atoll.testing.sim.store import InlineStore
+from atoll.testing.sim.machine import SimDriver, SimGuests, SimJournal, SimMachine
+from atoll.testing.sim.network import Line, Replica, SimTransport
+from atoll.testing.sim.process import Process
+from atoll.testing.sim.scenario import Scenario
+from atoll.testing.sim.store import Change, Database, Handle
 from atoll.wire import agent as wire
 
-EPOCH_S: Final = 1_800_000_000.0
 IMAGE: Final = "sha256:" + "0" * 64
-KEY: Final = "e2b_" + "5" * 40
 INSTALL: Final = "ins_" + "s" * 20
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How big a world, and how bad its weather. *Units*: virtual seconds."""
-
-    hosts: int = 3
-    clients: int = 4
-    fate_s: float = 240.0
-    lost: float = 0.05
-    repeated: float = 0.05
-    faults_every_s: float = 6.0
+CLASS: Final = "simulated"
+ROOM: Final = Vector(4000, 2048, 20000, 8)
+"""Of each host: four sandboxes."""
+_WINDS: Final = 20
 
 
 @dataclass(slots=True)
-class Machine:
-    """One host: what outlives its agent, and the agent that runs now."""
+class Host:
+    """One host: what outlives its agent, and the agent run of now."""
 
     name: str
+    number: int
     line: Line
     identity: Identity
     directory: Path
-    things: FakeMachine = field(default_factory=FakeMachine)
-    agent: asyncio.Task[Any] | None = None
-    handle: Agent | None = None
+    clock: MachineClock
+    things: SimMachine = field(default_factory=SimMachine)
+    process: Process | None = None
+    driver: SimDriver | None = None
+    boots: int = 1
+    runs: int = 0
+    off: bool = False
+    """The machine is switched off: no agent is started."""
+    fenced: bool = False
+    """An operator has given it up; it joins again when everything heals."""
+    journal: SimJournal | None = None
+    pause_s: float = 0.5
+    """How long until its agent is started again."""
+    unable_at: float = 0.0
+    """When something kept its agent from acting last."""
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its agent is to be started now."""
+
+    def able_since(self, now: float, for_s: float) -> bool:
+        """Whether its agent could act all this time, as far as fate is concerned. *Units*: true seconds."""
+        things, process = self.things, self.process
+        if process is None or not process.alive or process.frozen is not None or self.off or things.failing or things.hanging:
+            self.unable_at = now
+        if things.journal_refuses or any(placement.stuck for placement in things.placements.values()):
+            self.unable_at = now
+        return now - self.unable_at >= for_s
+
+    def was_unheard(self) -> bool:
+        """Whether its line was silent for about a lease, at any time so far."""
+        return max(self.line.longest_silence_s, self.clock.boot() - self.line.answered_at) >= LEASE_S - 10.0
+
+    def known(self) -> int:
+        """How many placements its agent remembers."""
+        return self.journal.count() if self.journal is not None and self.process is not None and self.process.alive else 0
+
+    def facts(self) -> wire.HostFacts:
+        """What its agent finds out about it."""
+        return wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=4096, disk_mib=20000, boot_id=f"{self.name}-{self.boots}")
 
 
-class _Clock:
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
+@dataclass(slots=True)
+class Seat:
+    """The place of one control replica."""
 
-    def now(self) -> float:
-        return EPOCH_S + self._loop.time()
-
-    def boot(self) -> float:
-        return 1000.0 + self._loop.time()
+    number: int
+    clock: MachineClock
+    replica: Replica | None = None
+    process: Process | None = None
+    runs: int = 0
+    pause_s: float = 0.5
 
 
 class World:
     """Build it inside its own VirtualLoop, then `await run()`."""
 
-    def __init__(self, seed: int, plan: Plan, directory: Path, loop: VirtualLoop) -> None:
-        self.plan = plan
-        self.dice = random.Random(seed)
-        self.clock = _Clock(loop)
+    def __init__(self, scenario: Scenario, directory: Path, loop: VirtualLoop) -> None:
+        self.scenario = scenario
+        self.loop = loop
         self.directory = directory
-        self.machines: dict[str, Machine] = {}
-        self.store = InlineStore(lambda conn: checks.after_commit(conn, {m.name: m.things for m in self.machines.values()}))
-        self.control: Control | None = None
         self.trace: list[str] = []
+        self.injected: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+        """How sandboxes ended, by state and reason."""
         self.broken: list[BaseException] = []
-        self._serving: dict[asyncio.Task[Any], None] = {}
-        """In the order of their beginning: a set of tasks has another order in every process."""
-        self._loop = loop
+        self.healed_at: float | None = None
+        self.ledger = Ledger()
+        self.history = verdict.History()
+        self.database = Database(on_statement=self._overhear)
+        self.hosts: list[Host] = []
+        skews = [*scenario.skews_s, *([0.0] * (scenario.replicas + scenario.hosts))]
+        self.seats = [Seat(n, MachineClock(loop.time, skew_s=skews[n], up_since_s=5000.0 + 1000.0 * n)) for n in range(scenario.replicas)]
+        self.host_skews = skews[scenario.replicas :]
+        self.clients = Clients(self.dice("clients"), self.replicas, loop.time, self.note, CLASS)
+        self.fate = Fate(self)
+        self.failed: asyncio.Future[None] = loop.create_future()
+        self._strays: dict[asyncio.Task[None], None] = {}
         loop.set_exception_handler(self._unhandled)
 
+    def dice(self, part: str) -> random.Random:
+        """Chance for one part of the world."""
+        return random.Random(f"{self.scenario.seed}/{part}")
+
     async def run(self) -> str:
-        """The whole story. The digest of the trace. *Errors*: checks.Violated."""
-        self._make_secrets()
-        await self._start_control()
-        for number in range(self.plan.hosts):
-            await self._add_host(f"host-{number}")
-        clients = [asyncio.create_task(self._client(n)) for n in range(self.plan.clients)]
-        fate = asyncio.create_task(self._fate())
-        await asyncio.sleep(self.plan.fate_s)
-        fate.cancel()
-        await self._heal()
-        await asyncio.wait(clients, timeout=3600.0)
-        self._raise(*(c.exception() for c in clients if c.done() and not c.cancelled()))
-        if any(not c.done() for c in clients):
-            raise checks.Violated("a client never came to an end")
-        await asyncio.sleep(900.0)
-        self._raise(*self.broken)
-        await self.store.read(lambda conn: checks.in_the_end(conn, {m.name: m.things for m in self.machines.values()}))
-        await self._stop()
+        """The whole story; the digest of its trace. *Errors*: checks.Violated, and what no part of the product handles."""
+        story = asyncio.create_task(self._story())
+        await asyncio.wait({story, self.failed}, return_when=asyncio.FIRST_COMPLETED)
+        self._raise()
+        await story
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    async def _story(self) -> None:
+        self._make_secrets()
+        self.database.after_commit = self._committed
+        supervisors = [asyncio.create_task(self._keep_control(seat)) for seat in self.seats]
+        await self.until(lambda: all(seat.replica for seat in self.seats), 60.0, "control never came up")
+        for number in range(self.scenario.hosts):
+            await self._add_host(number)
+            supervisors.append(asyncio.create_task(self._keep_agent(self.hosts[-1])))
+        clients = [
+            asyncio.create_task(self.clients.client(n, [s for s in self.scenario.steps if s.client == n]))
+            for n in range(self.scenario.clients)
+        ]
+        watch = asyncio.create_task(self._watch())
+        fate = asyncio.create_task(self.fate.run())
+        await asyncio.sleep(max(0.0, self.scenario.fate_s - self.loop.time()))
+        fate.cancel()
+        await asyncio.wait({fate})
+        if not fate.cancelled():
+            fate.result()
+        await self.fate.heal()
+        self.healed_at = self.loop.time()
+        self.note("everything has healed")
+        await asyncio.wait(clients, timeout=3600.0)
+        if any(not client.done() for client in clients):
+            raise Violated("a client never came to an end")
+        for client in clients:
+            client.result()
+        await verdict.at_rest(self)
+        for promise in list(self.clients.book.by_request.values()):
+            await self.clients.release(promise)
+        await verdict.until_nothing_is_left(self)
+        await verdict.still_works(self)
+        for task in (watch, *supervisors):
+            task.cancel()
+        for process in [seat.process for seat in self.seats] + [host.process for host in self.hosts]:
+            if process is not None:
+                process.end()
+                await process.gone()
+        verdict.in_the_end(self)
+
+    def replicas(self) -> list[Replica]:
+        """Control processes that answer."""
+        return [seat.replica for seat in self.seats if seat.replica is not None and seat.replica.process.alive]
 
     def note(self, what: str) -> None:
         """A line of the trace."""
-        self.trace.append(f"{self._loop.time():.6f} {what}")
-
-    def bytes(self, count: int) -> bytes:
-        """The world's dice, for ids and keys."""
-        return self.dice.randbytes(count)
+        self.trace.append(f"{self.loop.time():11.6f} {what}")
 
     # Control.
 
     def _make_secrets(self) -> None:
         secrets = self.directory / "secrets"
         secrets.mkdir()
+        dice = self.dice("secrets")
         for name in ("sealing.key", "token.key"):
-            (secrets / name).write_text(base64.b64encode(self.bytes(32)).decode())
-        key = Ed25519PrivateKey.from_private_bytes(self.bytes(32))
+            (secrets / name).write_text(base64.b64encode(dice.randbytes(32)).decode())
+        key = Ed25519PrivateKey.from_private_bytes(dice.randbytes(32))
         (secrets / "guest-ed25519").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         (secrets / "edge.token").write_text("e")
         image = self.directory / "images" / "base" / "current"
         image.mkdir(parents=True)
         (image / "manifest.json").write_text(json.dumps({"name": "base", "digest": IMAGE}))
 
-    async def _start_control(self) -> None:
-        settings = ControlSettings(
+    def _settings(self) -> ControlSettings:
+        policy = WorkloadClass(
+            name=CLASS, on_lease_expiry=OnLeaseExpiry(self.scenario.on_lease_expiry), on_exit=OnExit(self.scenario.on_exit)
+        )
+        return ControlSettings(
             database=self.directory / "none",
             secrets=self.directory / "secrets",
             artifacts=self.directory / "images",
             install_id=INSTALL,
             domain="sim",
             version="sim",
+            boot_id="seat",
+            deployment=Deployment(classes={**DEFAULT_CLASSES, CLASS: policy}),
         )
-        control = Control(settings, clock=self.clock, dice=self.bytes, store=self.store)
+
+    async def _keep_control(self, seat: Seat) -> None:
+        """Start this replica, and start it again whenever it has ended."""
+        while True:
+            seat.runs += 1
+            ended = asyncio.Event()
+            process = seat.process = Process(f"control {seat.number}", lambda _process, ended=ended: ended.set())  # type: ignore[misc]
+            dice = self.dice(f"control {seat.number} run {seat.runs}")
+            store = Handle(self.database, process, dice, shared=self.scenario.replicas > 1)
+            control = Control(self._settings(), clock=ProcessClock(seat.clock), dice=dice.randbytes, store=store)
+            starting = process.run(self._begin(control))
+            await asyncio.wait({starting})
+            if not starting.cancelled() and starting.exception() is None and process.alive:
+                seat.replica = Replica(process, control)
+                self.note(f"control {seat.number} is up, run {seat.runs}")
+                await ended.wait()
+                seat.replica = None
+            elif not starting.cancelled() and not isinstance(starting.exception(), AtollError | None):
+                self.broken.append(starting.exception() or RuntimeError("start"))
+            process.end()
+            await process.gone()
+            self.note(f"control {seat.number} has ended")
+            await asyncio.sleep(seat.pause_s)
+            seat.pause_s = 0.5
+
+    @staticmethod
+    async def _begin(control: Control) -> None:
         await control.start()
         await control.keys.ensure_operator(digest=key_digest(KEY), hint="5555", team=DEFAULT_TEAM)
-        self.control = control
-        self.note("control starts")
-
-    async def _kill_control(self) -> None:
-        control, self.control = self.control, None
-        if control is not None:
-            control.kill()
-            for task in tuple(self._serving):
-                task.cancel()
-            self.note("control dies")
 
     # Hosts.
 
-    async def _add_host(self, name: str) -> None:
-        assert self.control is not None
-        token = self.bytes(8).hex()
-        await self.control.enrollment.admit_token(hashlib.sha256(token.encode()).hexdigest(), host_name=name)
-        facts = wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=4096, disk_mib=20000, boot_id=name)
-        enrolled = await self.control.enrollment.enroll(
-            wire.Enroll(token=token, name=name, capacity=Vector(4000, 2048, 20000, 8), facts=facts)
-        )
-        weather = Weather(lost_there=self.plan.lost, lost_back=self.plan.lost, repeated=self.plan.repeated)
-        identity = Identity(enrolled.host_id, enrolled.install_id, Secret(enrolled.credential), 1)
-        line = Line(lambda: self.control, enrolled.credential, self.dice, weather)
+    async def _add_host(self, number: int) -> None:
+        name = f"host-{number}"
         directory = self.directory / name
         directory.mkdir(mode=0o700)
-        self.machines[name] = Machine(name, line, identity, directory)
-        self._start_agent(self.machines[name])
+        clock = MachineClock(self.loop.time, skew_s=self.host_skews[number], up_since_s=1000.0 * (number + 1))
+        host = Host(name, number, Line(answered_at=clock.boot()), await self.enrol(name), directory, clock)
+        host.things.looked = lambda _verb: verdict.looked(self, host)
+        self.hosts.append(host)
 
-    def _start_agent(self, machine: Machine) -> None:
-        config = AgentConfig(
-            state_directory=machine.directory,
-            control_url="sim",
-            facts=wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=4096, disk_mib=20000, boot_id=machine.name),
-            agent_version="sim",
-            disk_reserve_mib=0,
-            journal_inline=True,
+    async def enrol(self, name: str) -> Identity:
+        """A credential for this host, as an operator's token and its agent's `join` bring it about."""
+        await self.until(self.replicas, 120.0, "control never came back")
+        control = self.replicas()[0].control
+        token = self.dice(f"token of {name} at {self.loop.time()}").randbytes(8).hex()
+        await control.enrollment.admit_token(hashlib.sha256(token.encode()).hexdigest(), host_name=name)
+        facts = wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=4096, disk_mib=20000, boot_id=name)
+        enrolled = await control.enrollment.enroll(wire.Enroll(token=token, name=name, capacity=ROOM, facts=facts))
+        self.history.secrets.add(enrolled.credential)
+        return Identity(enrolled.host_id, enrolled.install_id, Secret(enrolled.credential), enrolled.credential_version)
+
+    def host_of(self, host_id: str) -> Host | None:
+        """By the id that control gave it; None for one that is just being added."""
+        return next((host for host in self.hosts if host.identity.host_id == host_id), None)
+
+    async def _keep_agent(self, host: Host) -> None:
+        """Run this host's agent, again and again, while its machine is on."""
+        while True:
+            while host.off:
+                host.woken.clear()
+                await host.woken.wait()
+            host.runs += 1
+            process = host.process = Process(host.name)
+            run = process.run(self._agent(host, process).run(), name=f"agent {host.name}")
+            self.note(f"{host.name} begins run {host.runs}")
+            await asyncio.wait({run})
+            if not run.cancelled() and (error := run.exception()) is not None and not isinstance(error, AtollError | OSError):
+                self.broken.append(error)
+            process.end()
+            await process.gone()
+            host.driver = None
+            self.note(f"{host.name} has ended run {host.runs}")
+            host.woken.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(host.pause_s):
+                    await host.woken.wait()
+            host.pause_s = 0.5
+
+    def _agent(self, host: Host, process: Process) -> Agent:
+        part = f"{host.name} run {host.runs}"
+        config = AgentConfig(state_directory=host.directory, control_url="sim", facts=host.facts(), agent_version="sim", disk_reserve_mib=0)
+        dice = self.dice(part)
+        host.driver = SimDriver(host.things, Mark(INSTALL, host.identity.host_id), process, self.dice(f"{part}/driver"))
+        guests = SimGuests(host.things, process, accepts=lambda *what: verdict.guest_takes(self, *what))
+        transport = SimTransport(
+            host.line,
+            host.identity.credential,
+            self.dice(f"{part}/network"),
+            replicas=self.replicas,
+            boot=host.clock.boot,
+            stray=self.spawn,
+            faulty=lambda what: self._fail(Violated(what)),
         )
-        weather = DriverWeather(delay_s={"prepare": 0.05, "start": 0.1, "stop": 0.02, "remove": 0.05, "inspect": 0.005})
-        driver = FakeDriver(Mark(INSTALL, machine.identity.host_id), machine=machine.things, weather=weather)
-        agent = Agent(
+        return Agent(
             config,
-            machine.identity,
-            drivers={Isolation.GVISOR: driver},
-            clock=self.clock,
-            dice=self.bytes,
-            transport=machine.line,
-            alarm=lambda: LoopAlarm(self.clock),
+            host.identity,
+            drivers={Isolation.GVISOR: host.driver},
+            clock=host.clock,
+            dice=dice.randbytes,
+            transport=transport,
+            guests=guests,
+            alarm=lambda: LoopAlarm(host.clock),
+            journal=lambda: self._journal(host, process, config.journal_path),
         )
-        machine.handle = agent
-        machine.agent = asyncio.create_task(agent.run(), name=f"agent {machine.name}")
-        self.note(f"{machine.name} starts")
 
-    async def _kill_agent(self, machine: Machine) -> None:
-        if machine.agent is None:
+    def _journal(self, host: Host, process: Process, path: Path) -> SimJournal:
+        dice = self.dice(f"{host.name} run {host.runs}/journal")
+        host.journal = SimJournal(path, process, host.things, dice, on_statement=self._overhear)
+        return host.journal
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Something of the world's own that runs beside everything, in no process."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._strays[task] = None
+        task.add_done_callback(lambda done: self._strays.pop(done, None))
+        return task
+
+    # Watching.
+
+    def _committed(self, changes: Sequence[Change]) -> None:
+        if not changes:
             return
-        machine.agent.cancel()
-        await asyncio.wait({machine.agent})
-        if not machine.agent.cancelled() and (error := machine.agent.exception()) is not None:
-            self.broken.append(error)
-        machine.agent = None
-        self.note(f"{machine.name} dies")
+        with self.watched():
+            self.ledger.take(changes)
+            for change in changes:
+                self._tell(change)
+            verdict.committed(self, changes)
 
-    # Fate.
+    def _tell(self, change: Change) -> None:
+        before, after = change.before, change.after
+        if change.table == "sandboxes" and after is not None and (before is None or before["state"] != after["state"]):
+            why = f" ({after['reason']})" if after["reason"] and after["state"] in ("releasing", "released", "failed") else ""
+            self.note(f"{after['id']} {before['state'] if before else '-'} -> {after['state']}{why}, generation {after['generation']}")
+            if after["state"] in ("released", "failed"):
+                self.ends[f"{after['state']} {after['reason']}"] += 1
+        elif change.table == "placements" and after is not None:
+            was = (before["holding"], before["desired"], before["observed"]) if before else None
+            now = (after["holding"], after["desired"], after["observed"])
+            if was != now:
+                host = next((h.name for h in self.hosts if h.identity.host_id == after["host_id"]), after["host_id"])
+                self.note(f"  {after['id']} of {after['sandbox_id']} on {host}: {', '.join(now)}")
 
-    async def _fate(self) -> None:
-        while True:
-            await asyncio.sleep(self.dice.random() * 2 * self.plan.faults_every_s)
-            machine = self.dice.choice(list(self.machines.values()))
-            match self.dice.randrange(6):
-                case 0:
-                    await self._kill_control()
-                    await asyncio.sleep(self.dice.random() * 10)
-                    await self._start_control()
-                case 1:
-                    await self._kill_agent(machine)
-                    await asyncio.sleep(self.dice.random() * 20)
-                    self._start_agent(machine)
-                case 2:
-                    machine.line.cut = True
-                    self.note(f"{machine.name} is cut off")
-                    await asyncio.sleep(self.dice.random() * 60)
-                    machine.line.cut = False
-                case 3:
-                    running = [p for p in machine.things.placements if machine.things.placements[p].power == "running"]
-                    if running and machine.handle is not None:
-                        self.note(f"{machine.name} loses a guest")
-                        machine.things.placements[self.dice.choice(running)].power = type(
-                            machine.things.placements[running[0]].power
-                        ).STOPPED
-                case 4:
-                    machine.things.disk_full = True
-                    await asyncio.sleep(self.dice.random() * 10)
-                    machine.things.disk_full = False
-                case _:
-                    stuck = list(machine.things.placements.values())
-                    if stuck:
-                        chosen = self.dice.choice(stuck)
-                        chosen.stuck = True
-                        await asyncio.sleep(self.dice.random() * 30)
-                        chosen.stuck = False
-
-    async def _heal(self) -> None:
-        self.note("everything heals")
-        if self.control is None:
-            await self._start_control()
-        for machine in self.machines.values():
-            machine.line.cut = False
-            machine.line.weather = Weather()
-            machine.things.disk_full = False
-            for placement in machine.things.placements.values():
-                placement.stuck = False
-            if machine.agent is None or machine.agent.done():
-                if machine.agent is not None and not machine.agent.cancelled() and (error := machine.agent.exception()) is not None:
-                    self.broken.append(error)
-                self._start_agent(machine)
-
-    # Clients.
-
-    async def _client(self, number: int) -> None:
-        mine: dict[str, float] = {}
-        count = 0
-        while self._loop.time() < self.plan.fate_s:
-            await asyncio.sleep(self.dice.random() * 6)
-            count += 1
-            if mine and self.dice.random() < 0.4:
-                sandbox_id = self.dice.choice(sorted(mine))
-                del mine[sandbox_id]
-                await self._release(sandbox_id)
-            else:
-                made = await self._create(f"c{number}-{count}")
-                if made is not None:
-                    mine[made[0]] = made[1]
-        for sandbox_id in sorted(mine):
-            await self._release(sandbox_id)
-
-    async def _create(self, request_id: str) -> tuple[str, float] | None:
-        request = CreateRequest(template="base", timeout_s=self.dice.choice([20, 120, 1000]), memory_mib=512, request_id=request_id)
-        while True:
-            try:
-                sandbox = await self._ask(lambda caller, control: control.service.create(caller, request))
-            except AtollError as error:
-                if error.code in (Code.NO_CAPACITY, Code.CREATE_TIMEOUT) or not isinstance(error, Refused):
-                    self.note(f"create {request_id}: {error.code}")
-                    if error.code in (Code.CONTROL_UNAVAILABLE, Code.OUTCOME_UNKNOWN):
-                        await asyncio.sleep(1.0)
-                        continue
-                    return None
-                if error.code is Code.REQUEST_IN_PROGRESS:
-                    await asyncio.sleep(1.0)
-                    continue
-                raise
-            self.note(f"create {request_id}: {sandbox.id} {sandbox.state}")
-            return sandbox.id, self._loop.time()
-
-    async def _release(self, sandbox_id: str) -> None:
-        while True:
-            try:
-                await self._ask(lambda caller, control: control.service.release(caller, sandbox_id))
-            except AtollError as error:
-                if error.code is Code.SANDBOX_NOT_FOUND:
-                    break
-                await asyncio.sleep(1.0)
-                continue
-            break
-        self.note(f"release {sandbox_id}")
-
-    async def _ask(self, work: Any) -> Any:
-        """One request to whatever control runs now; it dies with it."""
-        control = self.control
-        if control is None:
-            raise AtollError(Code.CONTROL_UNAVAILABLE, "control is down")
-        caller: Caller = await control.service.authenticate(Secret(KEY))
-        coroutine: Coroutine[Any, Any, Any] = work(caller, control)
-        task = asyncio.create_task(coroutine)
-        self._serving[task] = None
+    @contextlib.contextmanager
+    def watched(self) -> Any:
+        """What is found broken inside ends the story; the product does not hear of it."""
         try:
-            return await task
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise AtollError(Code.OUTCOME_UNKNOWN, "control died") from None
-            raise
-        finally:
-            self._serving.pop(task, None)
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the simulation's and must not end in the product's hands
+            self._fail(error)
 
-    # The end.
+    def _fail(self, error: BaseException) -> None:
+        self.broken.append(error)
+        self.note(f"BROKEN: {error}")
+        if not self.failed.done():
+            self.failed.set_result(None)
+
+    def _overhear(self, statement: str) -> None:
+        lowered = CANARY.encode().hex()
+        if CANARY in statement or lowered in statement.lower() or any(secret in statement for secret in self.history.secrets):
+            with self.watched():
+                raise Violated(f"a secret is at rest: {statement[:120]}...")
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(5.0)
+            with self.watched():
+                verdict.nothing_is_kept_too_long(self)
+
+    async def until(self, condition: Callable[[], Any], within_s: float, what: str) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                while not condition():  # noqa: ASYNC110 - virtual time
+                    await asyncio.sleep(0.25)
+        except TimeoutError:
+            raise Violated(what) from None
 
     def _unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        self.broken.append(error if error is not None else RuntimeError(str(context.get("message"))))
+        self._fail(error if error is not None else RuntimeError(str(context.get("message"))))
 
-    @staticmethod
-    def _raise(*errors: BaseException | None) -> None:
-        for error in errors:
-            if error is not None:
-                raise error
-
-    async def _stop(self) -> None:
-        for machine in self.machines.values():
-            await self._kill_agent(machine)
-        if self.control is not None:
-            await self.control.stop()
-        self._raise(*self.broken)
+    def _raise(self) -> None:
+        if self.broken:
+            raise self.broken[0]
 
 
-def simulate(seed: int, plan: Plan | None = None) -> World:
-    """Run one seed to its end. *Errors*: checks.Violated, and whatever a task did not handle."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a world."""
+
+    scenario: Scenario
+    trace: list[str]
+    digest: str
+    injected: Counter[str]
+    ends: Counter[str]
+    commits: int
+    messages: int
+    error: BaseException | None = None
+
+
+def simulate(scenario: Scenario) -> Outcome:
+    """Run a scenario to its end. What it broke is in the outcome, not raised."""
     loop = VirtualLoop()
-    directory = Path(tempfile.mkdtemp(prefix="atoll-sim-"))
-    world = World(seed, plan or Plan(), directory, loop)
+    shared_memory = Path("/dev/shm")  # noqa: S108 - journals are flushed to no disk; the directory is private
+    directory = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=shared_memory if shared_memory.is_dir() else None))
+    world = World(scenario, directory, loop)
+    error: BaseException | None = None
+    digest = ""
     try:
-        world.trace.append(loop.run_until_complete(world.run()))
+        digest = loop.run_until_complete(world.run())
+    except Exception as broken:  # noqa: BLE001 - whatever broke is the outcome
+        error = broken
     finally:
-        with contextlib.suppress(RuntimeError):
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-        world.store.dispose()
+        _wind_up(loop)
+        world.database.dispose()
         loop.close()
         shutil.rmtree(directory, ignore_errors=True)
-    return world
+    messages = sum(host.line.messages for host in world.hosts) + world.clients.asked
+    return Outcome(scenario, world.trace, digest, world.injected, world.ends, world.database.commits, messages, error)
+
+
+def _wind_up(loop: VirtualLoop) -> None:
+    """Let every task end, so that none is left to complain when it is collected."""
+    loop.set_exception_handler(lambda _loop, _context: None)
+    for _ in range(_WINDS):
+        loop.calm()
+        tasks = asyncio.all_tasks(loop)
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(RuntimeError):
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.exception()

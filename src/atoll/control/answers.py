@@ -1,0 +1,85 @@
+"""Answers to polls: what a host should do, as the difference between what is wanted and what its agent says that it has.
+
+Theory of operation. Everything in an answer follows from rows and from the poll, so it can be made again, by any replica, and a lost one
+costs nothing. An answer keeps within a message's size: what does not fit comes with the next poll, and a command whose payload would
+burst it travels alone (a payload by itself always fits, see `orders.PAYLOAD_BYTES_MAX`). Left out is never "gone".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.base.errors import Code, Refused
+from atoll.control.consoles import Consoles
+from atoll.control.orders import Orders
+from atoll.domain.command import Kind
+from atoll.domain.host import Host
+from atoll.store import hosts
+from atoll.store.engine import Store
+from atoll.wire import agent as wire
+
+ENDS_PER_POLL_MAX: Final = 256
+FORGET_PER_POLL_MAX: Final = 1024
+UNKNOWN_PER_POLL_MAX: Final = 256
+COMMANDS_BYTES_MAX: Final = 144 * 1024
+"""Of commands with their payloads in one answer. The rest of a message is for ends (38 KiB), tombstones to forget (30), acknowledgements
+(11), unknown placements (8) and what surrounds them."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Answers:
+    """Makes them."""
+
+    store: Store
+    orders: Orders
+    consoles: Consoles
+    incarnation: str
+
+    async def make(
+        self, host: Host, poll: wire.Poll, acknowledged: dict[str, int], *, received_at: float, lease_s: float
+    ) -> wire.PollAnswer:
+        """The answer to this poll as of now. *Errors*: Refused STALE_AGENT_EPOCH, STALE_POLL when the host's row has a newer word."""
+        session, wanted = await self.store.read(lambda conn: (hosts.session(conn, host.id), hosts.wanted(conn, host.id)))
+        if session.epoch != poll.epoch:
+            # Enrolled anew, or taken over, while this poll was parked: what is wanted is no longer this run's business.
+            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
+        if session.poll_seq > poll.poll_seq:
+            raise Refused(Code.STALE_POLL, "a newer poll of this session has come to another replica")
+        wanted_ids = {w.placement_id for w in wanted}
+        asked = [p for p in dict.fromkeys((*poll.tombstones, *poll.holds, *poll.health.quarantined)) if p not in wanted_ids]
+        gone, unknown = await self.store.read(lambda conn: hosts.gone_or_unknown(conn, host.id, asked))
+        behind = [w.placement_id for w in wanted if poll.holds.get(w.placement_id, 0) < w.desired_revision]
+        # What control has fenced and the agent still has must go; it grants nothing any more.
+        behind += sorted(p for p, revision in gone.items() if poll.holds.get(p, revision) < revision)
+        behind += sorted(p for p in poll.health.quarantined if p in gone and p not in poll.holds)
+        late = {w.placement_id for w in wanted if poll.end_revisions.get(w.placement_id, 0) < w.end_revision}
+        late = set(sorted(late)[:ENDS_PER_POLL_MAX])
+        answer = wire.PollAnswer(lease_s=lease_s, incarnation=self.incarnation, acknowledged=acknowledged)
+        await self._fill(answer, poll, behind[: wire.COMMANDS_PER_POLL_MAX], late, gone=gone, received_at=received_at)
+        tombstones = set(poll.tombstones)
+        answer.forget.extend(sorted(p for p in tombstones if p in gone or p in unknown)[:FORGET_PER_POLL_MAX])
+        answer.unknown.extend(sorted(p for p in poll.holds if p in unknown and p not in tombstones)[:UNKNOWN_PER_POLL_MAX])
+        answer.collect.extend(self.consoles.wanted(host.id))
+        return answer
+
+    async def _fill(
+        self, answer: wire.PollAnswer, poll: wire.Poll, room: list[str], late: set[str], *, gone: dict[str, int], received_at: float
+    ) -> None:
+        """Commands with their payloads as far as they fit, and ends."""
+        loaded = await self.store.read(lambda conn: hosts.load_many(conn, [*room, *sorted(late - set(room))]))
+        size = 0
+        for placement, sandbox in loaded:
+            # What is gone is never started again, whatever was wanted of it when it went.
+            if placement.id in room and (placement.id not in gone or placement.desired is Kind.ENSURE_ABSENT):
+                command, payload = await self.orders.command(placement, sandbox, epoch=poll.epoch)
+                size += len(command.model_dump_json()) + (len(payload.model_dump_json()) if payload is not None else 0)
+                if answer.commands and size > COMMANDS_BYTES_MAX:
+                    room = []
+                else:
+                    answer.commands.append(command)
+                    if payload is not None and command.payload_ref is not None:
+                        answer.payloads[command.payload_ref] = payload
+            if placement.id in late and sandbox.end_at is not None:
+                # The agent counts from when it sent the poll, which may have been parked since.
+                answer.ends.append(self.orders.end(sandbox, placement.id, since=received_at))

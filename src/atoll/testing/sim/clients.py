@@ -1,0 +1,202 @@
+"""Clients: what they ask for, and what they were promised.
+
+Theory of operation. Each client does its steps one after the other, through any replica, and asks again when it does not know what became
+of a request. The book keeps, for each request, between which times its sandbox may end by itself: whatever was answered binds, and
+whatever was not may or may not have happened. `verdict.py` holds the world to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from atoll.base.errors import AtollError, Code
+from atoll.base.secret import Secret
+from atoll.control.service import Caller, Service
+from atoll.domain.sandbox import Sandbox
+from atoll.planning.resolve import CreateRequest
+from atoll.testing.sim.network import Replica
+from atoll.testing.sim.scenario import Step, Wish
+
+T = TypeVar("T")
+
+KEY: Final = "e2b_" + "5" * 40
+CANARY: Final = "c4n4ry"
+"""In every environment value; found at rest, a promise is broken."""
+PATIENCE_S: Final = 70.0
+TRIES: Final = 40
+_AGAIN: Final = frozenset(
+    {Code.CONTROL_UNAVAILABLE, Code.OUTCOME_UNKNOWN, Code.STORE_UNAVAILABLE, Code.REQUEST_IN_PROGRESS, Code.RATE_LIMITED}
+)
+_HOPELESS: Final = frozenset(
+    {
+        Code.NO_CAPACITY, Code.CREATE_TIMEOUT, Code.START_FAILED, Code.GUEST_BOOT_TIMEOUT, Code.GUEST_EXITED, Code.HOST_DISK_FULL,
+        Code.PLACEMENT_LOST, Code.LEASE_EXPIRED, Code.HOST_QUARANTINED, Code.RELEASE_REQUESTED, Code.END_REACHED, Code.INTERNAL,
+        Code.CLEANUP_FAILED, Code.SANDBOX_NOT_FOUND, Code.IMAGE_UNAVAILABLE,
+    }
+)  # fmt: skip
+"""How a create may fail while things go wrong; each is checked by why its sandbox ended."""
+
+
+@dataclass(slots=True)
+class Promise:
+    """What one request was told. *Units*: true seconds."""
+
+    request_id: str
+    timeout_s: int
+    sandbox_id: str | None = None
+    ready: bool = False
+    """A client was told so."""
+    released: bool = False
+    """Somebody asked for its end, or gave up."""
+    earliest: float = 0.0
+    latest: float = 0.0
+
+
+@dataclass(slots=True)
+class Book:
+    """All promises, by request and by sandbox."""
+
+    by_request: dict[str, Promise] = field(default_factory=dict)
+
+    def of(self, sandbox_id: str, request_id: str | None) -> Promise | None:
+        """The promise about a sandbox, by either name."""
+        if request_id is not None and request_id in self.by_request:
+            return self.by_request[request_id]
+        return next((p for p in self.by_request.values() if p.sandbox_id == sandbox_id), None)
+
+
+@dataclass(slots=True)
+class Clients:
+    """Everybody who asks."""
+
+    dice: random.Random
+    replicas: Callable[[], Sequence[Replica]]
+    true_s: Callable[[], float]
+    note: Callable[[str], None]
+    class_name: str
+    book: Book = field(default_factory=Book)
+    asked: int = 0
+
+    async def client(self, number: int, steps: Sequence[Step]) -> None:
+        """Do these steps, then give up everything that is still there."""
+        mine: list[Promise] = []
+        for index, step in enumerate(steps):
+            await asyncio.sleep(max(0.0, step.at_s - self.true_s()))
+            await self._do(step, mine, f"c{number}-{index}")
+
+    async def _do(self, step: Step, mine: list[Promise], name: str) -> None:
+        if step.wish is Wish.CREATE:
+            promise = Promise(name, step.timeout_s)
+            self.book.by_request[name] = promise
+            mine.append(promise)
+            await self.create(promise)
+            return
+        if not mine:
+            return
+        promise = mine[min(int(step.pick * len(mine)), len(mine) - 1)]
+        match step.wish:
+            case Wish.REPEAT:
+                await self.create(promise)
+            case Wish.EXTEND:
+                await self._extend(promise, step.timeout_s)
+            case _:
+                await self.release(promise)
+
+    async def create(self, promise: Promise, *, require_host: str | None = None) -> bool:
+        """Ask until there is an answer; whether it was ready."""
+        request = CreateRequest(
+            template="base",
+            timeout_s=promise.timeout_s,
+            memory_mib=512,
+            request_id=promise.request_id,
+            class_name=self.class_name,
+            require_host=require_host,
+            env={"SECRET": f"{CANARY}-{promise.request_id}"},
+        )
+        for _ in range(TRIES):
+            begun = self.true_s()
+            code = await self._created(promise, request, begun)
+            if code is None:
+                return True
+            if code not in _AGAIN:
+                self.note(f"create {promise.request_id}: {code}")
+                if code not in _HOPELESS:
+                    raise AssertionError(f"create {promise.request_id} was refused: {code}")
+                return False
+            await asyncio.sleep(1.0 + self.dice.random())
+        self.note(f"create {promise.request_id}: given up")
+        return False
+
+    async def _created(self, promise: Promise, request: CreateRequest, begun: float) -> Code | None:
+        try:
+            sandbox: Sandbox = await self.ask(lambda service, caller: service.create(caller, request))
+        except AtollError as error:
+            # It may have been accepted, and may still become ready within its deadlines.
+            promise.latest = max(promise.latest, self.true_s() + 800.0 + promise.timeout_s)
+            return error.code
+        if promise.sandbox_id not in (None, sandbox.id):
+            # Its first sandbox failed, and whoever asked again was given another one.
+            promise.released = False
+        promise.sandbox_id, promise.ready = sandbox.id, True
+        # It was ready at some time before this answer; a repeated create is answered with a sandbox that is as old as it is.
+        promise.earliest = max(promise.earliest, begun + promise.timeout_s) if promise.latest == 0.0 else promise.earliest
+        promise.latest = max(promise.latest, self.true_s() + promise.timeout_s)
+        self.note(f"create {promise.request_id}: {sandbox.id} {sandbox.state}")
+        return None
+
+    async def _extend(self, promise: Promise, timeout_s: int) -> None:
+        if promise.sandbox_id is None:
+            return
+        sandbox_id, begun = promise.sandbox_id, self.true_s()
+        try:
+            await self.ask(lambda service, caller: service.set_end(caller, sandbox_id, timeout_s=timeout_s, only_extend=True))
+        except AtollError as error:
+            promise.latest = max(promise.latest, self.true_s() + timeout_s)
+            self.note(f"extend {promise.request_id}: {error.code}")
+            return
+        promise.earliest = max(promise.earliest, begun + timeout_s)
+        promise.latest = max(promise.latest, self.true_s() + timeout_s)
+        self.note(f"extend {promise.request_id} to {timeout_s} s")
+
+    async def release(self, promise: Promise) -> None:
+        """Ask until it is said to be gone."""
+        promise.released = True
+        if promise.sandbox_id is None:
+            return
+        sandbox_id = promise.sandbox_id
+        for _ in range(TRIES):
+            try:
+                await self.ask(lambda service, caller: service.release(caller, sandbox_id))
+            except AtollError as error:
+                if error.code is Code.SANDBOX_NOT_FOUND:
+                    break
+                await asyncio.sleep(1.0 + self.dice.random())
+                continue
+            break
+        self.note(f"release {promise.request_id}: {sandbox_id}")
+
+    async def ask(self, work: Callable[[Service, Caller], Coroutine[Any, Any, T]], *, of: Replica | None = None) -> T:
+        """One request to some replica; it dies with it. *Errors*: what the service raises; CONTROL_UNAVAILABLE, OUTCOME_UNKNOWN."""
+        self.asked += 1
+        replicas = self.replicas()
+        if not replicas:
+            raise AtollError(Code.CONTROL_UNAVAILABLE, "no control runs")
+        replica = of or self.dice.choice(replicas)
+
+        async def serve() -> T:
+            service = replica.control.service
+            return await work(service, await service.authenticate(Secret(KEY)))
+
+        task = replica.process.run(serve())
+        try:
+            await asyncio.wait({task}, timeout=PATIENCE_S)
+        finally:
+            if not task.done():
+                task.cancel()
+        if not task.done() or task.cancelled() or not replica.process.alive:
+            raise AtollError(Code.OUTCOME_UNKNOWN, "no answer")
+        return task.result()

@@ -1,0 +1,298 @@
+"""Verdict: whether what happened to sandboxes was justified, and whether a healed world comes to rest.
+
+Theory of operation. A sandbox may end for reasons that fate has given, and at times that its clients were promised; `committed` asks at
+each end. A world that has healed must come to what is desired, do what it could do before, and keep nothing of what was released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from atoll.agent.record import Record
+from atoll.base.errors import Code
+from atoll.base.secret import Secret
+from atoll.domain.placement import Holding
+from atoll.domain.sandbox import TERMINAL
+from atoll.testing.sim import checks
+from atoll.testing.sim.checks import Violated
+from atoll.testing.sim.clients import CANARY, Promise
+from atoll.testing.sim.machine import claims
+from atoll.testing.sim.scenario import Kind
+from atoll.testing.sim.store import Change, Row
+from atoll.wire.guest import Init
+
+if TYPE_CHECKING:
+    from atoll.testing.sim.world import Host, World
+
+EARLY_S: Final = 10.0
+"""An end may come this much too soon: it is counted from when the agent sent its request, and a request may be on its way so long."""
+LATE_S: Final = 60.0
+"""An end may come this much too late, while its agent runs: verbs hang, and a decision waits for the journal."""
+POLLED_S: Final = 60.0
+"""An agent polls at least this often: one park and some backoff."""
+REST_S: Final = 1800.0
+"""A healed world has come to rest by then: an image's and a guest's deadline, waiting for room, and two releases."""
+
+
+@dataclass(slots=True)
+class History:
+    """What fate has done that explains ends."""
+
+    ended: set[str] = field(default_factory=set)
+    """Placements whose guest has ended by itself."""
+    lost_disk: set[str] = field(default_factory=set)
+    """Names of hosts."""
+    fenced: set[str] = field(default_factory=set)
+    """Ids of hosts."""
+    secrets: set[str] = field(default_factory=set)
+    was_ready: set[str] = field(default_factory=set)
+    """Placements whose guest was believed ready once."""
+
+
+# While it goes on.
+
+
+def committed(world: World, changes: Sequence[Change]) -> None:
+    """One commit's changes, after the ledger has taken them. *Errors*: Violated."""
+    things = {host.name: host.things for host in world.hosts}
+    checks.machines_agree(world.ledger, things)
+    for change in changes:
+        before, after = change.before, change.after
+        if change.table == "placements" and after is not None:
+            host = world.host_of(after["host_id"])
+            if host is not None:
+                checks.believed(change, host.things, fenced=after["host_id"] in world.history.fenced)
+            if after["ready"]:
+                world.history.was_ready.add(after["id"])
+        if change.table == "sandboxes" and after is not None:
+            promise = world.clients.book.of(after["id"], after["request_id"])
+            if promise is not None and promise.sandbox_id is None:
+                promise.sandbox_id = after["id"]
+            if before is not None and before["reason"] != after["reason"] and after["state"] in ("releasing", *TERMINAL):
+                _justified(world, after, promise)
+
+
+def looked(world: World, host: Host) -> None:
+    """A verb of a driver has done its work on this host."""
+    with world.watched():
+        checks.machines_agree(world.ledger, {h.name: h.things for h in world.hosts})
+        checks.started(world.ledger, host.things)
+
+
+def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None:
+    """What a guest is given is its own, and it was not ready before. *Errors*: Violated, into the world's hands."""
+    world.history.secrets |= {token.reveal(), *([init.access_token] if init.access_token else [])}
+    with world.watched():
+        said = claims(token)
+        assert record.blueprint is not None
+        if (said["sub"], said["plc"], said["gen"], said["non"]) != (
+            record.sandbox_id,
+            record.placement_id,
+            record.generation,
+            record.blueprint.nonce,
+        ):
+            raise Violated(f"{record.placement_id} was given a token of {said['plc']}")
+        row = world.ledger.sandboxes[record.sandbox_id]
+        if init.env.get("SECRET") != f"{CANARY}-{row['request_id']}" and row["request_id"] is not None:
+            raise Violated(f"{record.placement_id} was given the environment of another")
+        again = world.scenario.on_exit == "restart" and record.placement_id in world.history.ended
+        if record.placement_id in world.history.was_ready and not again:
+            raise Violated(f"{record.placement_id} was ready, and another guest is begun in its place")
+
+
+def nothing_is_kept_too_long(world: World) -> None:
+    """No guest runs long after the last end that it was promised, on a host whose agent can act. *Errors*: Violated."""
+    now = world.loop.time()
+    for host in world.hosts:
+        if not host.able_since(now, LATE_S):
+            continue
+        for placement_id in host.things.running():
+            order = host.things.placements[placement_id].order
+            row = world.ledger.sandboxes.get(order.sandbox_id)
+            promise = world.clients.book.of(order.sandbox_id, row["request_id"] if row else None)
+            if promise is not None and promise.latest and now > promise.latest + EARLY_S + LATE_S:
+                raise Violated(f"{order.sandbox_id} should have ended at {promise.latest:.1f} and runs on {host.name}")
+
+
+# Whether an end was justified.
+
+
+def _justified(world: World, row: Row, promise: Promise | None) -> None:
+    reason = row["reason"]
+    host = world.host_of(row["host_id"]) if row["host_id"] else None
+    check = _REASONS.get(reason)
+    if check is None:
+        raise Violated(f"sandbox {row['id']} ends for {reason}, which nothing explains")
+    why_not = check(world, row, promise, host)
+    if why_not is not None:
+        raise Violated(f"sandbox {row['id']} ends for {reason}: {why_not}")
+
+
+Why = str | None
+
+
+def _asked_for(_world: World, _row: Row, promise: Promise | None, _host: Host | None) -> Why:
+    return None if promise is None or promise.released else "nobody has asked for it"
+
+
+def _at_its_end(world: World, row: Row, promise: Promise | None, _host: Host | None) -> Why:
+    if promise is None or not promise.ready or promise.sandbox_id != row["id"]:
+        return None
+    early_s = promise.earliest - world.loop.time()
+    return f"{early_s:.1f} s too early" if early_s > EARLY_S else None
+
+
+def _lease_ran_out(world: World, _row: Row, _promise: Promise | None, host: Host | None) -> Why:
+    if host is None:
+        return "it had no host"
+    return None if host.was_unheard() else f"{host.name} was never unheard of for so long"
+
+
+def _guest_ended(world: World, row: Row, _promise: Promise | None, _host: Host | None) -> Why:
+    return None if row["placement_id"] in world.history.ended else "its guest had not"
+
+
+def _lost(world: World, row: Row, _promise: Promise | None, host: Host | None) -> Why:
+    if row["host_id"] in world.history.fenced or (host is not None and (host.boots > 1 or host.name in world.history.lost_disk)):
+        return None
+    return "its host was neither fenced nor started anew"
+
+
+def _after(*kinds: Kind) -> Callable[[World, Row, Promise | None, Host | None], Why]:
+    """Only where one of these can happen, and only before the sandbox was ready."""
+
+    def check(world: World, row: Row, promise: Promise | None, _host: Host | None) -> Why:
+        if not any(fault.kind in kinds for fault in world.scenario.faults):
+            return f"nothing of {', '.join(kinds)} has happened"
+        again = world.scenario.on_exit == "restart" and row["placement_id"] in world.history.ended
+        if row["started_at"] is not None and promise is not None and promise.ready and not promise.released and not again:
+            return "it was ready"
+        return None
+
+    return check
+
+
+def _quarantined(world: World, _row: Row, _promise: Promise | None, host: Host | None) -> Why:
+    return None if host is None or host.name in world.history.lost_disk else "its host has lost nothing"
+
+
+_SLOW: Final = (
+    Kind.AGENT_CRASH, Kind.AGENT_FREEZE, Kind.CONTROL_CRASH, Kind.CONTROL_FREEZE, Kind.REBOOT, Kind.VANISH, Kind.LOSSY, Kind.SLOW,
+    Kind.PARTITION, Kind.STORE_DOWN, Kind.STORE_SLOW, Kind.STORE_RACES, Kind.STORE_FORGETS, Kind.GUEST_MUTE, Kind.DRIVER_HANGS,
+    Kind.JOURNAL_REFUSES, Kind.DRIVER_FAILS,
+)  # fmt: skip
+_ANY: Final = tuple(Kind)
+_REASONS: Final[dict[str, Callable[[World, Row, Promise | None, Host | None], Why]]] = {
+    Code.RELEASE_REQUESTED: _asked_for,
+    Code.END_REACHED: _at_its_end,
+    Code.LEASE_EXPIRED: _lease_ran_out,
+    Code.GUEST_EXITED: _guest_ended,
+    Code.PLACEMENT_LOST: _lost,
+    Code.HOST_QUARANTINED: _quarantined,
+    Code.GUEST_BOOT_TIMEOUT: _after(*_SLOW),
+    Code.CREATE_TIMEOUT: _after(*_ANY),
+    Code.NO_CAPACITY: lambda *_: None,
+    Code.START_FAILED: _after(Kind.DRIVER_FAILS),
+    Code.INTERNAL: _after(Kind.DRIVER_FAILS),
+    Code.OUTCOME_UNKNOWN: _after(Kind.DRIVER_FAILS),
+    Code.CLEANUP_FAILED: _after(Kind.DRIVER_FAILS, Kind.STUCK),
+    Code.HOST_DISK_FULL: _after(Kind.DISK_FULL),
+}
+
+
+# When everything has healed.
+
+
+async def _eventually(world: World, wrong: Callable[[World], str | None], within_s: float) -> None:
+    begun = world.loop.time()
+    while (what := wrong(world)) is not None:
+        if world.loop.time() - begun > within_s:
+            raise Violated(f"{within_s:.0f} s after everything has healed, {what}")
+        await asyncio.sleep(5.0)
+
+
+async def at_rest(world: World) -> None:
+    """What is desired is what is. *Errors*: Violated."""
+    await _eventually(world, _not_at_rest, REST_S)
+    world.note("everything is at rest")
+
+
+def _not_at_rest(world: World) -> str | None:
+    ledger = world.ledger
+    for sandbox_id, row in ledger.sandboxes.items():
+        if row["state"] not in ("ready", *TERMINAL):
+            return f"{sandbox_id} is still {row['state']}"
+        if row["state"] == "ready":
+            host = world.host_of(row["host_id"])
+            if host is None or row["placement_id"] not in host.things.initialised:
+                return f"{sandbox_id} is ready and no guest of it runs"
+        if row["state"] in TERMINAL and ledger.held_by(sandbox_id):
+            return f"{sandbox_id} is {row['state']} and still holds {ledger.held_by(sandbox_id)}"
+    for host in world.hosts:
+        if host.clock.boot() - host.line.answered_at > POLLED_S:
+            return f"{host.name} does not poll"
+        wanted = {
+            name for name, row in ledger.placements.items() if row["host_id"] == host.identity.host_id and row["holding"] != Holding.NONE
+        }
+        stray = sorted(set(host.things.placements) - wanted)
+        if stray:
+            return f"{host.name} has {', '.join(stray)}, which nobody wants"
+    return None
+
+
+async def until_nothing_is_left(world: World) -> None:
+    """What was released is gone, from records, journals and machines. *Errors*: Violated."""
+    await _eventually(world, _left, REST_S)
+    world.note("nothing is left")
+
+
+def _left(world: World) -> str | None:
+    for sandbox_id, row in world.ledger.sandboxes.items():
+        if row["state"] not in TERMINAL:
+            return f"{sandbox_id} is still {row['state']}"
+    for placement_id, row in world.ledger.placements.items():
+        if row["holding"] != Holding.NONE:
+            return f"{placement_id} still holds something"
+    for host in world.hosts:
+        if host.things.placements:
+            return f"{host.name} still has {', '.join(sorted(host.things.placements))}"
+        known = host.known()
+        if known:
+            return f"{host.name}'s agent still remembers {known} placements"
+    return None
+
+
+async def still_works(world: World) -> None:
+    """A sandbox on each host can be had, and given back. *Errors*: Violated."""
+    made = []
+    for host in world.hosts:
+        promise = Promise(f"again-{host.number}", 600)
+        world.clients.book.by_request[promise.request_id] = promise
+        made.append(promise)
+        if not await world.clients.create(promise, require_host=host.name):
+            raise Violated(f"nothing can be started on {host.name} after everything has healed")
+    for promise in made:
+        await world.clients.release(promise)
+    await until_nothing_is_left(world)
+
+
+def in_the_end(world: World) -> None:
+    """No secret is at rest anywhere, and sealed payloads are gone. *Errors*: Violated."""
+    tables = world.database.everything()
+    if tables["payloads"]:
+        raise Violated(f"{len(tables['payloads'])} payloads are kept of sandboxes that have ended")
+    secrets = [CANARY, CANARY.encode().hex(), *world.history.secrets]
+    for name, found in tables.items():
+        text = repr(found)
+        for secret in secrets:
+            if secret in text:
+                raise Violated(f"table {name} holds a secret")
+    for path in world.directory.rglob("*"):
+        if path.is_file() and "secrets" not in path.parts:
+            content = path.read_bytes()
+            for secret in secrets:
+                if secret.encode() in content:
+                    raise Violated(f"{path.name} of {path.parent.name} holds a secret")

@@ -1,0 +1,149 @@
+"""The invariants can fail: each fence that is broken on purpose is noticed, and by the promise that it stands for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from atoll.agent import agent as agents
+from atoll.agent import leases, steps
+from atoll.control.loops.fencing import Fencing
+from atoll.control.orders import Orders
+from atoll.planning import placing, reconcile
+from atoll.planning.fleet import Fleet
+from atoll.testing.sim.scenario import Fault, Kind, Scenario, Step, Wish
+from atoll.testing.sim.world import simulate
+from atoll.wire import agent as wire
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+BUSY = tuple(Step(1.0 + n / 5, n, Wish.CREATE, 100) for n in range(8))
+ONE = (Step(1.0, 0, Wish.CREATE, 600),)
+CALM = Scenario(seed=1, hosts=1, replicas=1, fate_s=120.0, steps=ONE)
+
+
+def with_faults(*faults: Fault, **changes: Any) -> Scenario:
+    return replace(CALM, faults=faults, **changes)
+
+
+def capacity_is_not_summed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(placing, "refusal", lambda _host, _spec, *, used: None)
+    patch.setattr(Fleet, "choose", lambda self, _spec, **_: next((advert.host.id for advert in self.adverts()), None))
+
+
+def a_clock_frees(patch: pytest.MonkeyPatch) -> None:
+    """A deadline that is missed counts as an absence."""
+    tick = reconcile._tick
+
+    def hasty(facts: Any, now: float) -> Any:
+        sandbox, placement = facts.sandbox, facts.placement
+        if sandbox.state == "releasing" and sandbox.deadline_at is not None and now >= sandbox.deadline_at:
+            return reconcile._gone(facts, placement, None, now)
+        return tick(facts, now)
+
+    patch.setattr(reconcile, "_tick", hasty)
+
+
+def a_fence_frees_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fencing, "_left_s", lambda _self, _host: 0.0)
+
+
+def absence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    async def blind(_driver: Any, _placement_id: str) -> list[str]:
+        return []
+
+    patch.setattr(steps, "_look", blind)
+
+
+def ends_are_counted_too_long(patch: pytest.MonkeyPatch) -> None:
+    longer = leases.rule_of
+
+    def late(end: wire.End, *, sent_boot: float) -> Any:
+        return longer(end, sent_boot=sent_boot + 300.0)
+
+    patch.setattr(agents, "Session", _with_rule(late))
+
+
+def ends_are_counted_from_another_time(patch: pytest.MonkeyPatch) -> None:
+    right = leases.rule_of
+
+    def early(end: wire.End, *, sent_boot: float) -> Any:
+        return right(end, sent_boot=sent_boot - 60.0)
+
+    patch.setattr(agents, "Session", _with_rule(early))
+
+
+def _with_rule(rule: Any) -> Any:
+    from atoll.agent import session
+
+    class Session(session.Session):
+        async def _take_ends(self, ends: Any, sent_boot: float) -> bool:
+            before, session.rule_of = session.rule_of, rule
+            try:
+                return await super()._take_ends(ends, sent_boot)
+            finally:
+                session.rule_of = before
+
+        async def _take(self, answer: Any, sent_boot: float) -> bool:
+            before, session.rule_of = session.rule_of, rule
+            try:
+                return await super()._take(answer, sent_boot)
+            finally:
+                session.rule_of = before
+
+    return Session
+
+
+def control_does_not_say_what_was_carried_out(patch: pytest.MonkeyPatch) -> None:
+    said = Orders.command
+
+    async def forgetful(self: Orders, *args: Any, **options: Any) -> Any:
+        command, payload = await said(self, *args, **options)
+        return command.model_copy(update={"carried_out": False}), payload
+
+    patch.setattr(Orders, "command", forgetful)
+
+
+def payloads_are_not_sealed(patch: pytest.MonkeyPatch) -> None:
+    from atoll.store.sealing import Sealer
+
+    patch.setattr(Sealer, "seal", lambda _self, clear, **_: clear)
+    patch.setattr(Sealer, "open", lambda _self, sealed, **_: sealed)
+
+
+RELEASES = (*ONE, Step(5.0, 0, Wish.RELEASE))
+CASES = [
+    (capacity_is_not_summed, replace(CALM, steps=BUSY), "has granted more than it has"),
+    (
+        a_clock_frees,
+        with_faults(Fault(4.0, Kind.PARTITION, for_s=200.0, word="both"), steps=RELEASES),
+        r"is released and runs|runs and holds nothing",
+    ),
+    (a_fence_frees_at_once, with_faults(Fault(5.0, Kind.VANISH, word="fence")), r"and runs on|runs and holds nothing"),
+    (absence_is_not_looked_at, with_faults(Fault(3.0, Kind.STUCK, for_s=60.0), steps=RELEASES), "was believed absent and is there"),
+    (ends_are_counted_too_long, replace(CALM, steps=(Step(1.0, 0, Wish.CREATE, 30),)), "should have ended"),
+    (ends_are_counted_from_another_time, replace(CALM, steps=(Step(1.0, 0, Wish.CREATE, 100),)), "too early"),
+    (
+        control_does_not_say_what_was_carried_out,
+        with_faults(
+            Fault(5.0, Kind.AGENT_CRASH, word="disk", for_s=100.0), Fault(40.0, Kind.REBOOT, word="wiped", for_s=2.0), fate_s=200.0
+        ),
+        "another guest is begun in its place",
+    ),
+    (payloads_are_not_sealed, CALM, "a secret is at rest"),
+]
+
+
+@pytest.mark.parametrize(("breaking", "scenario", "noticed"), CASES, ids=[case[0].__name__ for case in CASES])
+def test_a_broken_fence_is_noticed(breaking: Break, scenario: Scenario, noticed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simulate(scenario).error is None, "the scenario itself breaks something"
+    breaking(monkeypatch)
+    error = simulate(scenario).error
+    assert error is not None, "nobody noticed"
+    assert re.search(noticed, str(error)), error
