@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TextIO, TypeVar
 
@@ -69,7 +70,14 @@ class Steps:
             self._print(text)
 
     def _print(self, text: str, end: str = "\n") -> None:
-        print(text, end=end, file=self.stream, flush=True)
+        try:
+            print(text, end=end, file=self.stream, flush=True)
+        except OSError:
+            # Whoever read has gone (`up | head`), or the disk of the output is full. What was begun is finished all the same: half an `up`
+            # is programs stopped and not started.
+            self.quiet = True
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 def duration(elapsed_ms: float) -> str:

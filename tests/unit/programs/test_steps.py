@@ -1,4 +1,6 @@
 import io
+import subprocess
+import sys
 
 import pytest
 
@@ -33,6 +35,21 @@ def test_quiet_prints_nothing_and_keeps_the_record() -> None:
     shown.say("x")
     assert shown.stream.getvalue() == ""  # type: ignore[attr-defined]
     assert len(shown.done) == 1
+
+
+def test_steps_go_on_when_nobody_reads_any_more() -> None:
+    code = "import sys; sys.stdin.read(); from atoll.programs.steps import Steps; s = Steps(); s.say('a')\n"
+    code += "with s.step('b'): pass\ns.say('c'); print([d.name for d in s.done], s.failed, file=sys.stderr)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ran:
+        assert ran.stdin is not None
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        ran.stdout.close()
+        ran.stdin.close()
+        said = ran.stderr.read()
+    assert (ran.returncode, said) == (0, "['b'] None\n")
 
 
 def test_waiting_ends_with_what_was_found_or_with_the_problem() -> None:
