@@ -31,6 +31,13 @@ def sandboxes(incomplete: str) -> list[tuple[str, str]]:
     ]
 
 
+def states(incomplete: str) -> list[str]:
+    """States of a sandbox."""
+    from atoll.domain.sandbox import State
+
+    return [str(state) for state in State if state.startswith(incomplete)]
+
+
 def templates(incomplete: str) -> list[str]:
     """Names of templates."""
     return [str(item.get("name")) for item in _ask(lambda api: api.templates()) if str(item.get("name")).startswith(incomplete)]

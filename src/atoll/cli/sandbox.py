@@ -95,7 +95,8 @@ def _created(api: Api, **wanted: Any) -> dict[str, Any]:
 @app.command("list")
 def list_sandboxes(
     state: Annotated[
-        list[str] | None, typer.Option("--state", "-s", help="Only in this state (ready, paused...); may be repeated.")
+        list[str] | None,
+        typer.Option("--state", "-s", help="Only in this state (ready, paused...); may be repeated.", autocompletion=completion.states),
     ] = None,
     ended: Annotated[bool, typer.Option("--all", "-a", help="Ended ones too.")] = False,
     metadata: Annotated[list[str] | None, typer.Option("--metadata", "-m", help="Only with this NAME=VALUE.")] = None,

@@ -311,7 +311,16 @@ def test_completion_offers_running_sandboxes_and_is_silent_without_an_answer(ato
     assert completion.sandboxes("i") == []
 
 
-def test_a_shell_can_complete(atoll: Atoll) -> None:
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("sandbox get i", None),
+        ("sandbox list -s pau", ["pausing", "paused"]),
+        ("sandbox create -t b", ["base"]),
+        ("sandbox ev", ["events"]),
+    ],
+)
+def test_a_shell_can_complete(atoll: Atoll, words: str, offered: list[str] | None) -> None:
     sandbox = atoll.create()
     done = subprocess.run(
         [sys.executable, "-m", "atoll.programs.main"],
@@ -320,11 +329,11 @@ def test_a_shell_can_complete(atoll: Atoll) -> None:
             "ATOLL_API_URL": atoll.url,
             "ATOLL_API_KEY": atoll.key,
             "_ATOLL_COMPLETE": "complete_bash",
-            "COMP_WORDS": "atoll sandbox get i",
-            "COMP_CWORD": "3",
+            "COMP_WORDS": f"atoll {words}",
+            "COMP_CWORD": str(len(words.split())),
         },
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.split()[:1] == [sandbox]
+    assert done.stdout.split() == (offered or [sandbox])
