@@ -252,7 +252,7 @@ async def test_many_tombstones_are_confirmed_in_parts(world: World, agent: Agent
 
 async def test_a_host_that_spins_is_slowed_and_others_are_not(world: World, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     other = await world.agent("other", token=await world.token("other"))
-    served = next(app for prefix, app in world.running._app.front._extra if prefix == agents.PREFIX)
+    served = next(app for prefix, app in world.running.hot if prefix == agents.PREFIX)
     monkeypatch.setattr(served, "_pace", agents.Pace(per_s=1.0, at_once=3.0))
     served._buckets.clear()
     for _ in range(3):

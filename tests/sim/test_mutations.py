@@ -13,6 +13,7 @@ from atoll.agent import agent as agents
 from atoll.agent import leases, steps
 from atoll.control.loops.fencing import Fencing
 from atoll.control.orders import Orders
+from atoll.domain.command import Kind as Wanted
 from atoll.planning import placing, reconcile
 from atoll.planning.fleet import Fleet
 from atoll.testing.sim.scenario import Fault, Kind, Scenario, Step, Wish
@@ -52,6 +53,10 @@ def a_clock_frees(patch: pytest.MonkeyPatch) -> None:
 
 def a_fence_frees_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fencing, "_left_s", lambda _self, _host: 0.0)
+
+
+def the_lease_ends_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leases, "_lapsed", lambda _record: None)
 
 
 def absence_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
@@ -117,6 +122,23 @@ def payloads_are_not_sealed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sealer, "open", lambda _self, sealed, **_: sealed)
 
 
+def a_removed_one_is_still_wanted(patch: pytest.MonkeyPatch) -> None:
+    away = reconcile._ordered_away
+
+    def undecided(placement: Any, reason: str) -> Any:
+        after = away(placement, reason)
+        return replace(after, desired=Wanted.ENSURE_RUNNING) if after is not placement else after
+
+    patch.setattr(reconcile, "_ordered_away", undecided)
+
+
+def a_guest_is_ready_before_it_is_initialised(patch: pytest.MonkeyPatch) -> None:
+    async def at_once(_self: Any, _record: Any, _address: str) -> str:
+        return "1"
+
+    patch.setattr(steps.Steps, "_meet", at_once)
+
+
 RELEASES = (*ONE, Step(5.0, 0, Wish.RELEASE))
 CASES = [
     (capacity_is_not_summed, replace(CALM, steps=BUSY), "has granted more than it has"),
@@ -126,6 +148,9 @@ CASES = [
         r"is released and runs|runs and holds nothing",
     ),
     (a_fence_frees_at_once, with_faults(Fault(5.0, Kind.VANISH, word="fence")), r"and runs on|runs and holds nothing"),
+    (the_lease_ends_nothing, with_faults(Fault(5.0, Kind.VANISH, word="fence"), fate_s=500.0), "is failed and runs on"),
+    (a_removed_one_is_still_wanted, replace(CALM, steps=RELEASES), "is still releasing"),
+    (a_guest_is_ready_before_it_is_initialised, CALM, "was believed ready and was never initialised"),
     (absence_is_not_looked_at, with_faults(Fault(3.0, Kind.STUCK, for_s=60.0), steps=RELEASES), "was believed absent and is there"),
     (ends_are_counted_too_long, replace(CALM, steps=(Step(1.0, 0, Wish.CREATE, 30),)), "should have ended"),
     (ends_are_counted_from_another_time, replace(CALM, steps=(Step(1.0, 0, Wish.CREATE, 100),)), "too early"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -74,7 +74,12 @@ class ControlSettings:
     deployment: Deployment = field(default_factory=Deployment)
     """What applies until an operator has applied a document."""
     auto_activate: bool = True
+    api: bool = True
+    """False: people's APIs are not made, which takes a while; `hot` and `service` are there. For simulations."""
     records_kept_s: float = 24 * 3600.0
+
+
+Served = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Control:
@@ -88,6 +93,8 @@ class Control:
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
         self._app: Any = None
+        self.hot: list[tuple[str, Served]] = []
+        """Path prefixes of agents and edges, with what answers there."""
         self._store = store
 
     async def start(self) -> None:
@@ -211,13 +218,15 @@ class Control:
 
     def _serve(self) -> None:
         settings = self.settings
-        self._app = build_app(
-            self.service,
-            settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
-            ready=lambda: self._started,
-            dice=self._dice,
-            extra=[(agents.PREFIX, agents.Agents(self.sessions, self.enrollment, self._clock)), (routes.PREFIX, self._routes)],
-        )
+        self.hot = [(agents.PREFIX, agents.Agents(self.sessions, self.enrollment, self._clock)), (routes.PREFIX, self._routes)]
+        if settings.api:
+            self._app = build_app(
+                self.service,
+                settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
+                ready=lambda: self._started,
+                dice=self._dice,
+                extra=self.hot,
+            )
         self._spawn(deadlines.run(self.reconciler, self._clock))
         self._spawn(self.fencing.run())
         self._spawn(self.watch.run())

@@ -325,8 +325,9 @@ class Fate:
         world = self._world
         world.database.weather = StoreWeather()
         for seat in world.seats:
+            seat.pause_s = 0.5
             if seat.process is not None:
-                seat.process.thaw()
+                seat.process.spare()
         for host in world.hosts:
             host.line.weather = Weather()
             things = host.things
@@ -336,8 +337,9 @@ class Fate:
             for placement in things.placements.values():
                 placement.stuck = False
             host.woken.set()
+            host.pause_s = 0.5
             if host.process is not None:
-                host.process.thaw()
+                host.process.spare()
         await world.until(world.replicas, 120.0, "control never came back")
         for host in world.hosts:
             await self._operate(host, AdminEvent.ACTIVATE)

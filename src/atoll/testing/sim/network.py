@@ -168,7 +168,7 @@ async def post(control: Control, path: str, credential: Secret, data: bytes, gon
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    await control.app(scope, receive, send)
+    await next(served for prefix, served in control.hot if path.startswith(prefix))(scope, receive, send)
     if not sent:
         raise asyncio.CancelledError
     headers = {key.decode(): value.decode() for key, value in sent[0]["headers"]}

@@ -47,6 +47,11 @@ class Process:
         """End after so many steps more."""
         self._trap = self.steps + steps
 
+    def spare(self) -> None:
+        """Nothing is going to happen to it: no trap, and no standing still."""
+        self._trap = None
+        self.thaw()
+
     def end(self) -> None:
         """End now, as kill -9 does: nothing is told, nothing is finished."""
         if not self.alive:

@@ -33,6 +33,8 @@ LATE_S: Final = 60.0
 """An end may come this much too late, while its agent runs: verbs hang, and a decision waits for the journal."""
 POLLED_S: Final = 60.0
 """An agent polls at least this often: one park and some backoff."""
+GONE_S: Final = 300.0
+"""What is released in a healed world is gone by then: a removal's longest pause, and one deadline."""
 REST_S: Final = 1800.0
 """A healed world has come to rest by then: an image's and a guest's deadline, waiting for room, and two releases."""
 
@@ -245,7 +247,7 @@ def _not_at_rest(world: World) -> str | None:
 
 async def until_nothing_is_left(world: World) -> None:
     """What was released is gone, from records, journals and machines. *Errors*: Violated."""
-    await _eventually(world, _left, REST_S)
+    await _eventually(world, _left, GONE_S)
     world.note("nothing is left")
 
 

@@ -233,6 +233,7 @@ class World:
             domain="sim",
             version="sim",
             boot_id="seat",
+            api=False,
             deployment=Deployment(classes={**DEFAULT_CLASSES, CLASS: policy}),
         )
 
