@@ -3,7 +3,7 @@
 Theory of operation. Everything is counted on CLOCK_BOOTTIME from when the request that brought it was *sent*: the answer can only be
 later, so the agent never counts too long, and steps of the wall clock move nothing. One sleeper waits for the nearest of all ends and
 the lease. When one is due, its decision goes to the journal first; the executor does the rest. A lease that has run out ends what its
-spec says (`end`; `suspend` ends too until a driver can save; `keep` stays), once; a later renewal revives nothing.
+spec says (`end`; `keep` stays, and so does `suspend` until a driver can save), once; a later renewal revives nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def rule_of(end: End, *, sent_boot: float) -> EndRule:
 def at_lease_expiry(record: Record) -> OnLeaseExpiry:
     """What to do with this placement when the lease has run out: the newest word on it."""
     if record.end is not None:
-        return record.end.on_lease_expiry
-    return record.blueprint.spec.on_lease_expiry if record.blueprint is not None else OnLeaseExpiry.END
+        return record.end.on_lease_expiry.today
+    return record.blueprint.spec.on_lease_expiry.today if record.blueprint is not None else OnLeaseExpiry.END
 
 
 class Deadlines:

@@ -32,7 +32,13 @@ class OnLeaseExpiry(StrEnum):
 
     END = "end"
     SUSPEND = "suspend"
+    """Saved, and gone from its host. No driver can save yet: until one can it is kept, since ending it would lose what was to be saved."""
     KEEP = "keep"
+
+    @property
+    def today(self) -> OnLeaseExpiry:
+        """What is done in place of it on a host that cannot save."""
+        return OnLeaseExpiry.KEEP if self is OnLeaseExpiry.SUSPEND else self
 
 
 class OnLoss(StrEnum):

@@ -3,7 +3,7 @@
 Theory of operation. The lease is counted on CLOCK_BOOTTIME from the last renewal that this process committed; a renewal that it has not
 seen itself (before its start, or on another replica) counts as made just now, so that waiting errs to the long side and no clock step
 shortens it. An operator who says that the machine is off ends the lease by that word. A sandbox whose policy is `keep` may run on
-without a lease: only that word frees it.
+without a lease, and so may one that could not be saved (`suspend`): only that word frees it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Fencing:
         held = await self.reconciler.store.read(lambda conn: hosts.wanted(conn, host.id))
         loaded = await self.reconciler.store.read(lambda conn: hosts.load_many(conn, [one.placement_id for one in held]))
         for placement, sandbox in loaded:
-            if sandbox.spec.on_lease_expiry is OnLeaseExpiry.KEEP and host.lease_until is not None:
+            if sandbox.spec.on_lease_expiry.today is OnLeaseExpiry.KEEP and host.lease_until is not None:
                 continue
             await self.reconciler.apply(sandbox.id, Fenced(placement.id))
             await self.reconciler.settle(sandbox.id)

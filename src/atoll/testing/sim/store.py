@@ -35,7 +35,7 @@ _WATCHED: Final[Mapping[str, tuple[str, ...]]] = {
         "id", "sandbox_id", "host_id", "generation", "holding", "held_cpu_millis", "held_memory_mib", "held_disk_mib", "held_slots",
         "desired", "desired_revision", "observed", "seq", "applied_revision", "ready", "address",
     ),
-    "hosts": ("id", "name", "admin", "revision", "cpu_millis", "memory_mib", "disk_mib", "slots", "credential_version", "epoch"),
+    "hosts": ("id", "name", "admin", "revision", "cpu_millis", "memory_mib", "disk_mib", "slots", "credential_version", "epoch", "isolations", "problems"),
     "events": ("seq", "type", "sandbox_id", "generation", "state", "reason"),
 }  # fmt: skip
 

@@ -236,6 +236,9 @@ def _not_at_rest(world: World) -> str | None:
     for host in world.hosts:
         if host.clock.boot() - host.line.answered_at > POLLED_S:
             return f"{host.name} does not poll"
+        row = ledger.hosts[host.identity.host_id]
+        if "gvisor" not in row["isolations"] or row["problems"] not in ("[]", []):
+            return f"{host.name} can have nothing: it offers {row['isolations']}, {row['problems']} is wrong"
         wanted = {
             name for name, row in ledger.placements.items() if row["host_id"] == host.identity.host_id and row["holding"] != Holding.NONE
         }
