@@ -123,6 +123,30 @@ async def test_cleanup_goes_on_until_it_is_gone(world):
     assert world.verbs(A).count("remove") == 3
 
 
+@pytest.mark.parametrize("verb", ["stop", "remove", "inspect"])
+async def test_a_removal_takes_each_step_though_another_fails(world, verb):
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    before = len(world.machine.history)
+    world.driver.fail[verb] = [OSError(5, "no")]
+    world.control.want(A, Kind.ENSURE_ABSENT)
+    await world.control.until_absent(A)
+    first = [name for name, _ in world.machine.history[before:]][:3]
+    assert first == ["stop", "remove", "inspect"], "a step was left out because another failed"
+    assert world.machine.things == {}
+
+
+async def test_a_step_that_failed_and_left_nothing_is_no_reason_to_wait(world):
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    world.driver.fail["stop"] = [OSError(5, "no")]
+    world.control.want(A, Kind.ENSURE_ABSENT)
+    await world.control.until_absent(A)
+    assert not any(o.observed is Observed.ERROR for o in world.control.heard)
+
+
 async def test_absence_is_looked_at_not_assumed(world):
     world.boot()
     world.control.want(A)

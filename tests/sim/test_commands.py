@@ -193,6 +193,19 @@ async def test_near_its_end_without_the_agent_s_word_the_outcome_is_unknown(worl
     assert moved.json()["error"]["code"] == "OUTCOME_UNKNOWN"
 
 
+async def test_a_life_that_no_agent_has_confirmed_is_not_taken_for_granted(world: World, agent: Agent) -> None:
+    """Its agent may be about to enforce the end before: a later call must not be answered by what only the record says."""
+    async with agent.at_work():
+        created = await world.create(timeoutSeconds=20)
+    end = f"/v1/sandboxes/{created['id']}/end"
+    for seconds, extend in ((600, False), (300, True), (900, True)):
+        moved = await world.call("POST", end, json={"timeoutSeconds": seconds, "onlyExtend": extend})
+        assert (moved.status_code, moved.json().get("error", {}).get("code")) == (504, "OUTCOME_UNKNOWN"), (seconds, moved.text)
+    async with agent.at_work():
+        moved = await world.call("POST", end, json={"timeoutSeconds": 300, "onlyExtend": True})
+    assert moved.status_code == 200, moved.text
+
+
 async def test_a_console_is_asked_for_and_handed_in(world: World, agent: Agent) -> None:
     async with agent.at_work():
         created = await world.create()

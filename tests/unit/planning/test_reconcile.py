@@ -544,3 +544,23 @@ def test_a_replaced_sandbox_waits_for_room_from_its_replacement_on() -> None:
     still = after(Facts(fenced.sandbox, None), NoRoom("none"), now=NOW + 10_100)
     assert still.sandbox.state is State.PENDING
     assert after(Facts(still.sandbox, None), NoRoom("none"), now=NOW + 10_300).sandbox.state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "reason", "failing"),
+    [
+        ("end_at", Code.END_REACHED, False),
+        ("lease", Code.LEASE_EXPIRED, True),
+        ("exit", Code.GUEST_EXITED, False),
+        ("command", Code.CLEANUP_FAILED, True),
+    ],
+)
+def test_an_end_that_cannot_clean_up_keeps_its_reason(ended_by: str, reason: Code, failing: bool) -> None:
+    """That it does not go away is not why it ends."""
+    facts = ready()
+    seen = report(facts, Observed.ERROR, reason=Code.CLEANUP_FAILED, detail="mount busy")
+    outcome = moved(facts, Heard(seen, ended_by=ended_by))
+    assert (outcome.sandbox.state, outcome.sandbox.reason, outcome.sandbox.failing) == (State.RELEASING, reason, failing)
+    assert (Condition.CLEANUP_PENDING in outcome.sandbox.conditions) is (ended_by != "command")
+    assert outcome.placement is not None
+    assert outcome.placement.holding is Holding.CLEANUP_PENDING
