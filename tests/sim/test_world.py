@@ -31,7 +31,6 @@ def test_fate_breaks_no_promise(first: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not os.environ.get("ATOLL_LONG"), reason="thousands of seeds: make test-long")
 @pytest.mark.parametrize("first", LONG_SEEDS[::50])
 def test_fate_breaks_no_promise_in_thousands_of_worlds(first: int) -> None:
     assert [broken for seed in range(first, first + 50) if (broken := fails(seed, Plan()))] == []
