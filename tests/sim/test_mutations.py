@@ -17,6 +17,7 @@ from atoll.domain.command import Kind as Wanted
 from atoll.planning import placing, reconcile
 from atoll.planning.fleet import Fleet
 from atoll.testing.sim.scenario import Fault, Kind, Scenario, Step, Wish
+from atoll.testing.sim.shrink import shrink, signature
 from atoll.testing.sim.world import simulate
 from atoll.wire import agent as wire
 
@@ -172,3 +173,17 @@ def test_a_broken_fence_is_noticed(breaking: Break, scenario: Scenario, noticed:
     error = simulate(scenario).error
     assert error is not None, "nobody noticed"
     assert re.search(noticed, str(error)), error
+
+
+def test_what_fails_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole world that breaks a promise, down to the partition and the release that are needed for it."""
+    a_clock_frees(monkeypatch)
+    noise = tuple(Fault(float(n), kind, for_s=1.0, share=0.2) for n, kind in enumerate((Kind.SLOW, Kind.DRAIN, Kind.STORE_SLOW), start=20))
+    steps = (*RELEASES, Step(30.0, 1, Wish.CREATE, 100), Step(31.0, 1, Wish.EXTEND, 200))
+    broken = simulate(with_faults(Fault(4.0, Kind.PARTITION, for_s=200.0, word="both"), *noise, steps=steps))
+    assert broken.error is not None
+    smallest = shrink(broken, tries_max=40)
+    assert signature(smallest.error) == signature(broken.error)
+    assert [fault.kind for fault in smallest.scenario.faults] == [Kind.PARTITION]
+    assert [step.wish for step in smallest.scenario.steps] == [Wish.CREATE, Wish.RELEASE]
+    assert simulate(Scenario.from_json(smallest.scenario.to_json())).trace == smallest.trace, "played again, it is another story"

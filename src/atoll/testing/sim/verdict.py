@@ -101,6 +101,8 @@ def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None
         if init.env.get("SECRET") != f"{CANARY}-{row['request_id']}" and row["request_id"] is not None:
             raise Violated(f"{record.placement_id} was given the environment of another")
         again = world.scenario.on_exit == "restart" and record.placement_id in world.history.ended
+        if row["started_at"] is not None and record.placement_id not in world.history.was_ready:
+            raise Violated(f"{record.sandbox_id} was ready once, and is begun anew as {record.placement_id}")
         if record.placement_id in world.history.was_ready and not again:
             raise Violated(f"{record.placement_id} was ready, and another guest is begun in its place")
 
