@@ -19,7 +19,7 @@ from atoll.domain.sandbox import TERMINAL
 from atoll.testing.sim import checks
 from atoll.testing.sim.checks import Violated
 from atoll.testing.sim.clients import CANARY, Promise
-from atoll.testing.sim.machine import claims
+from atoll.testing.sim.machine import SimMachine, claims
 from atoll.testing.sim.scenario import Kind
 from atoll.testing.sim.store import Change, Row
 from atoll.wire.guest import Init
@@ -59,8 +59,7 @@ class History:
 
 def committed(world: World, changes: Sequence[Change]) -> None:
     """One commit's changes, after the ledger has taken them. *Errors*: Violated."""
-    things = {host.name: host.things for host in world.hosts}
-    checks.machines_agree(world.ledger, things)
+    checks.machines_agree(world.ledger, _answerable(world))
     for change in changes:
         before, after = change.before, change.after
         if change.table == "placements" and after is not None:
@@ -71,17 +70,28 @@ def committed(world: World, changes: Sequence[Change]) -> None:
                 world.history.was_ready.add(after["id"])
         if change.table == "sandboxes" and after is not None:
             promise = world.clients.book.of(after["id"], after["request_id"])
-            if promise is not None and promise.sandbox_id is None:
-                promise.sandbox_id = after["id"]
+            if promise is not None and before is None:
+                # Its client may never hear of it; a second one under the same name is another try.
+                promise.sandbox_id, promise.ready = after["id"], False
             if before is not None and before["reason"] != after["reason"] and after["state"] in ("releasing", *TERMINAL):
                 _justified(world, after, promise)
+
+
+def _answerable(world: World) -> dict[str, SimMachine]:
+    """Machines by name, but for those that an operator has fenced while their agent cannot act.
+
+    A lease is no proof of absence: where nobody is left to end what has no lease any more, the operator's word is all that there is.
+    """
+    now = world.loop.time()
+    return {host.name: host.things for host in world.hosts if not host.fenced or host.able_since(now, LATE_S)}
 
 
 def looked(world: World, host: Host) -> None:
     """A verb of a driver has done its work on this host."""
     with world.watched():
-        checks.machines_agree(world.ledger, {h.name: h.things for h in world.hosts})
-        checks.started(world.ledger, host.things)
+        checks.machines_agree(world.ledger, _answerable(world))
+        if host.name in _answerable(world):
+            checks.started(world.ledger, host.things)
 
 
 def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None:

@@ -13,6 +13,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import math
 import random
 import shutil
 import tempfile
@@ -81,7 +82,7 @@ class Host:
     journal: SimJournal | None = None
     pause_s: float = 0.5
     """How long until its agent is started again."""
-    unable_at: float = 0.0
+    unable_at: float = -math.inf
     """When something kept its agent from acting last."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Its agent is to be started now."""
