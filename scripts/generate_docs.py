@@ -30,8 +30,10 @@ if __name__ == "__main__":
 from atoll.base import errors
 from atoll.base.errors import HINTS, Code
 from atoll.cli import reference
-from atoll.domain import history, host, placement, sandbox
+from atoll.domain import command, history, host, placement, sandbox
+from atoll.domain.deployment import WorkloadClass
 from atoll.telemetry import events
+from atoll.wire.quantities import write_duration
 
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
@@ -87,8 +89,10 @@ def states() -> str:
         "\nConditions stand beside the state and never change it: "
         + ", ".join(f"`{condition}`" for condition in sandbox.Condition)
         + ".\n",
+        _deadlines(),
         _machine("Placement: what it holds", placement, placement.HOLDING_MOVES, placement.Holding, placement.Holding.RESERVED),
         _observed(),
+        _machine("Command: what is wanted of a placement", command, command.MOVES, command.Kind, command.Kind.ENSURE_PRESENT),
         _machine("Host: what the operator wants", host, host.MOVES, host.Admin, None),
         _health(),
     ]
@@ -126,6 +130,20 @@ def _diagram(moves: Mapping[tuple[S, E], S], kinds: type[S], first: S | None) ->
 def _terminal(terminal: frozenset[sandbox.State]) -> str:
     names = ", ".join(f"`{state}`" for state in sandbox.State if state in terminal)
     return f"\nTerminal, and deaf to every event: {names}.\n"
+
+
+def _deadlines() -> str:
+    policy = WorkloadClass()
+    text = (
+        "\n### Sandbox: how long a state may last\n\nControl's own clocks, from the sandbox's class (`timeouts` in the deployment document). "
+        "Reaching one is an event and the next plan, and frees nothing. Settled states have none.\n\n"
+        "| state | while | `timeouts` | unless the class says otherwise | at zero |\n|---|---|---|---|---|\n"
+    )
+    for row in sandbox.DEADLINES:
+        names = " + ".join(f"`{name}`" for name in row.timeouts)
+        spans = " + ".join(write_duration(getattr(policy, sandbox.TIMEOUTS[name])) for name in row.timeouts)
+        text += f"| `{row.state}` | {row.during} | {names} | {spans} | {row.at_zero} |\n"
+    return text
 
 
 def _observed() -> str:

@@ -145,6 +145,7 @@ async def test_a_fence_is_the_operators_way(world: World, agent: Agent, second: 
     world.clock.pass_s(LEASE_S + 10)
     await second.poll()
     await world.running.fencing.step()
+    world.look_at_deadlines()
     async with second.at_work():
         now = await world.until(made, "ready")
     assert (now["generation"], now["placement"]["hostId"], now["conditions"]) == (2, second.host_id, [])

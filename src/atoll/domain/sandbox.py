@@ -131,6 +131,52 @@ MOVES: Final[Mapping[tuple[State, Event], State]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """How long a state may last, for people: what is enforced is in `planning.reconcile`."""
+
+    state: State
+    during: str
+    timeouts: tuple[str, ...]
+    """Of the deployment document's `timeouts`; several are added."""
+    at_zero: str
+
+
+TIMEOUTS: Final[Mapping[str, str]] = {
+    "reserve": "reserve_s",
+    "image": "image_s",
+    "guest_ready": "guest_ready_s",
+    "bootstrap": "bootstrap_s",
+    "release": "release_s",
+    "no_capacity": "no_capacity_s",
+    "patience": "create_patience_s",
+}
+"""Names of the document's timeouts, and of the fields of a spec that they become."""
+DEADLINES: Final = (
+    Deadline(State.PENDING, "no host has room, since it was made or replaced", ("no_capacity",), "fails with `NO_CAPACITY`"),
+    Deadline(State.RESERVING, "the last host that was asked has refused", ("reserve",), "the next host is asked"),
+    Deadline(
+        State.PROVISIONING,
+        "its guest was not seen coming",
+        ("image", "guest_ready", "bootstrap"),
+        "`START_TIMEOUT` or `IMAGE_TIMEOUT`: it is removed, and placed again",
+    ),
+    Deadline(
+        State.PROVISIONING,
+        "its guest was seen coming",
+        ("guest_ready", "bootstrap"),
+        "`GUEST_BOOT_TIMEOUT`: it is removed, and placed again",
+    ),
+    Deadline(State.RELEASING, "something of it may be left", ("release",), "`CLEANUP_PENDING`, and another look"),
+    Deadline(
+        State.PENDING,
+        "somebody waits for a create's answer, until it is ready",
+        ("patience",),
+        "released; the answer says what was missing",
+    ),
+)
+
+
 def step(state: State, event: Event) -> State:
     """The state after `event`. *Errors*: machine.IllegalMove; terminal states take no event."""
     return machine.step(MOVES, state, event)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from atoll.base.errors import Code
+from atoll.domain import command as cmd
 from atoll.domain import history as ev
 from atoll.domain import placement as pl
 from atoll.domain import sandbox as sb
-from atoll.domain.command import Kind
+from atoll.domain.command import Kind, Wish
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
 from atoll.domain.spec import OnExit, OnLoss
@@ -256,7 +257,7 @@ def _ordered_away(placement: Placement, reason: str) -> Placement:
         return placement
     return replace(
         pl.grant(placement, Grant.ENDING),
-        desired=Kind.ENSURE_ABSENT,
+        desired=cmd.step(placement.desired, Wish.REMOVE),
         desired_revision=placement.desired_revision + 1,
         desired_reason=reason,
     )

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import Bug
-from atoll.domain import host, machine, placement, sandbox
+from atoll.domain import command, host, machine, placement, sandbox
+from atoll.domain.command import Kind, Wish
 from atoll.domain.host import Admin, AdminEvent
 from atoll.domain.placement import Grant, Holding
 from atoll.domain.sandbox import Event, State
@@ -15,6 +16,7 @@ from atoll.domain.sandbox import Event, State
 MACHINES = [
     pytest.param(sandbox.MOVES, State, Event, State.PENDING, sandbox.TERMINAL, id="sandbox"),
     pytest.param(placement.HOLDING_MOVES, Holding, Grant, Holding.RESERVED, {Holding.NONE}, id="holding"),
+    pytest.param(command.MOVES, Kind, Wish, Kind.ENSURE_PRESENT, {Kind.ENSURE_ABSENT}, id="command"),
     pytest.param(host.MOVES, Admin, AdminEvent, Admin.DRAINING, {Admin.DISABLED}, id="host"),
 ]
 Moves = Mapping[tuple[Any, Any], Any]
@@ -76,6 +78,17 @@ def test_releasing_leads_only_to_an_end() -> None:
 
 def test_only_absence_or_a_fence_gives_capacity_back() -> None:
     assert {grant for (_, grant), after in placement.HOLDING_MOVES.items() if after is Holding.NONE} == {Grant.GONE}
+
+
+def test_what_is_ordered_away_stays_so() -> None:
+    assert {after for (kind, _), after in command.MOVES.items() if kind is Kind.ENSURE_ABSENT} == {Kind.ENSURE_ABSENT}
+    for kind in Kind:
+        assert command.step(kind, Wish.REMOVE) is Kind.ENSURE_ABSENT
+
+
+def test_a_lost_placement_can_be_replaced_in_every_state_that_has_one() -> None:
+    holding = {state for (state, event), after in sandbox.MOVES.items() if event is Event.REPLACED}
+    assert holding == sandbox.LIVING - {State.PENDING, State.RESERVING, State.SUSPENDED, State.RELEASING}
 
 
 def test_a_disabled_host_stays_disabled() -> None:

@@ -8,7 +8,7 @@ import pytest
 from atoll.base.errors import Code
 from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Report
-from atoll.domain.sandbox import Condition, State
+from atoll.domain.sandbox import DEADLINES, TIMEOUTS, Condition, State
 from atoll.domain.spec import OnLoss
 from atoll.planning.reconcile import (
     EndMoved,
@@ -546,6 +546,11 @@ def test_a_replaced_sandbox_waits_for_room_from_its_replacement_on() -> None:
     assert after(Facts(still.sandbox, None), NoRoom("none"), now=NOW + 10_300).sandbox.state is State.FAILED
 
 
+<<<<<<< tests/unit/planning/test_reconcile.py
+def test_the_table_of_deadlines_names_every_timeout() -> None:
+    assert {name for row in DEADLINES for name in row.timeouts} == set(TIMEOUTS)
+    assert set(TIMEOUTS.values()) <= set(spec().__slots__)
+=======
 @pytest.mark.parametrize(
     ("ended_by", "reason", "failing"),
     [
@@ -564,3 +569,4 @@ def test_an_end_that_cannot_clean_up_keeps_its_reason(ended_by: str, reason: Cod
     assert (Condition.CLEANUP_PENDING in outcome.sandbox.conditions) is (ended_by != "command")
     assert outcome.placement is not None
     assert outcome.placement.holding is Holding.CLEANUP_PENDING
+>>>>>>> /tmp/g14/t
