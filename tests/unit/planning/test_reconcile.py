@@ -546,11 +546,9 @@ def test_a_replaced_sandbox_waits_for_room_from_its_replacement_on() -> None:
     assert after(Facts(still.sandbox, None), NoRoom("none"), now=NOW + 10_300).sandbox.state is State.FAILED
 
 
-<<<<<<< tests/unit/planning/test_reconcile.py
-def test_the_table_of_deadlines_names_every_timeout() -> None:
-    assert {name for row in DEADLINES for name in row.timeouts} == set(TIMEOUTS)
-    assert set(TIMEOUTS.values()) <= set(spec().__slots__)
-=======
+
+
+
 @pytest.mark.parametrize(
     ("ended_by", "reason", "failing"),
     [
@@ -569,4 +567,3 @@ def test_an_end_that_cannot_clean_up_keeps_its_reason(ended_by: str, reason: Cod
     assert (Condition.CLEANUP_PENDING in outcome.sandbox.conditions) is (ended_by != "command")
     assert outcome.placement is not None
     assert outcome.placement.holding is Holding.CLEANUP_PENDING
->>>>>>> /tmp/g14/t
