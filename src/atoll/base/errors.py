@@ -92,6 +92,12 @@ class Code(StrEnum):
     NOT_RUNNING = "NOT_RUNNING"
     AGENT_LOCKED = "AGENT_LOCKED"
     SETUP_FAILED = "SETUP_FAILED"
+    # templates
+    IMAGE_REFUSED = "IMAGE_REFUSED"
+    IMAGE_ACCESS_DENIED = "IMAGE_ACCESS_DENIED"
+    IMPORT_NOT_FOUND = "IMPORT_NOT_FOUND"
+    IMPORT_INTERRUPTED = "IMPORT_INTERRUPTED"
+    TEMPLATE_IN_USE = "TEMPLATE_IN_USE"
 
 
 HINTS: Final[Mapping[Code, str]] = {
@@ -165,6 +171,11 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.NOT_RUNNING: "Start it with `make up`.",
     Code.AGENT_LOCKED: "Another agent runs with this state directory.",
     Code.SETUP_FAILED: "The message names the step; mend it and run `make up` again.",
+    Code.IMAGE_REFUSED: "The image holds what Atoll does not unpack; the message names it. Build the image without it.",
+    Code.IMAGE_ACCESS_DENIED: "The registry wants other credentials; give --username and --password-stdin.",
+    Code.IMPORT_NOT_FOUND: "It is another team's, or it ended long ago; `atoll template list` shows what there is.",
+    Code.IMPORT_INTERRUPTED: "Control was stopped meanwhile; import again, what was fetched is kept.",
+    Code.TEMPLATE_IN_USE: "Release its sandboxes first; `atoll sandbox list` shows them.",
 }
 
 

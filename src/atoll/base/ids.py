@@ -36,6 +36,7 @@ class Prefix(StrEnum):
     EVENT = "evt_"
     ENROLLMENT = "enr_"
     DELIVERY = "dlv_"
+    IMPORT = "imp_"
 
 
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"

@@ -7,7 +7,7 @@ and its caller decides).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, cast
 from urllib.parse import quote, urlencode
@@ -23,6 +23,7 @@ Json = dict[str, Any]
 CONNECT_S: Final = 5.0
 READ_S: Final = 90.0
 """Longer than a create's patience (50 s): control answers first."""
+UPLOAD_S: Final = 1800.0
 PAGE: Final = 100
 
 
@@ -150,6 +151,27 @@ class Api:
     def templates(self) -> list[Json]:
         """Templates that this key can use."""
         return list(self._pages("/v1/templates", {}))
+
+    def template(self, reference: str) -> Json:
+        """One template, by id or alias."""
+        return self._call("GET", f"/v1/templates/{_path(reference)}")
+
+    def delete_template(self, reference: str) -> Json:
+        """Refused while sandboxes use it."""
+        return self._call("DELETE", f"/v1/templates/{_path(reference)}")
+
+    def upload_archive(self, content: Iterable[bytes]) -> str:
+        """Send a tar with an image; answers its name in a source."""
+        options: Json = {"content": content, "headers": {"content-type": "application/x-tar"}, "timeout": UPLOAD_S}
+        return str(self._call("PUT", "/v1/template-archives", **options)["archive"])
+
+    def begin_import(self, body: Json) -> Json:
+        """Make a template of an image; ask with `template_import` how far it is."""
+        return self._call("POST", "/v1/template-imports", json=body)
+
+    def template_import(self, import_id: str) -> Json:
+        """An import, with its log so far."""
+        return self._call("GET", f"/v1/template-imports/{_path(import_id)}")
 
     def hosts(self) -> list[Json]:
         """Operators only."""

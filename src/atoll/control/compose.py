@@ -20,6 +20,7 @@ from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import Bug, Code
 from atoll.base.ids import Dice
 from atoll.control import agents, bootstrap, routes
+from atoll.control.api import archives
 from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
 from atoll.control.asgi import Receive, Scope, Send
@@ -31,6 +32,7 @@ from atoll.control.enrollment import Enrollment
 from atoll.control.facade import Facade
 from atoll.control.hosts import Hosts
 from atoll.control.hub import Hub
+from atoll.control.imports import Imports
 from atoll.control.keys import Keys
 from atoll.control.loops import deadlines, refresh, retention
 from atoll.control.loops.fencing import Fencing
@@ -43,6 +45,7 @@ from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
 from atoll.control.whys import Whys
 from atoll.domain.deployment import Deployment
+from atoll.images.carrier import Carrier
 from atoll.store import sandboxes as stored
 from atoll.store import schema, timeline
 from atoll.store.engine import SqliteStore, Store
@@ -68,6 +71,10 @@ class ControlSettings:
     install_id: str
     domain: str
     version: str
+    images: Path | None = None
+    """Where blobs of imported images and uploads are kept; None: nothing is imported."""
+    image_program: Path | None = None
+    """`atoll-io`."""
     bootstrap: Path | None = None
     boot_id: str | None = None
     """Of this machine's kernel; None: steps of the wall clock between two processes are not looked for."""
@@ -159,6 +166,7 @@ class Control:
             configuration=self.configuration,
         )
         self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles, hosts=hosts)
+        await self.imports.open()
         self._serve()
 
     async def _opened(self) -> tuple[Store, str]:
@@ -187,6 +195,7 @@ class Control:
 
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles, hosts: Hosts) -> Facade:
         templates = Templates(store)
+        self.imports = _imports(self.settings, store=store, clock=self._clock, dice=self._dice)
         sandboxes = Sandboxes(
             store=store,
             clock=self._clock,
@@ -210,6 +219,7 @@ class Control:
             keys=self.keys,
             sandboxes=sandboxes,
             templates=templates,
+            imports=self.imports,
             hosts=hosts,
             tokens=tokens,
             configuration=self.configuration,
@@ -225,7 +235,10 @@ class Control:
                 settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
                 ready=lambda: self._started,
                 dice=self._dice,
-                extra=self.hot,
+                extra=[
+                    *self.hot,
+                    (archives.PREFIX, archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex())),
+                ],
             )
         self._spawn(deadlines.run(self.reconciler, self._clock))
         self._spawn(self.fencing.run())
@@ -241,6 +254,7 @@ class Control:
         """End loops and streams, then close the store; what was committed stays, whatever was under way is taken up by the next start."""
         self._started = False
         self._routes.close()
+        await self.imports.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -293,6 +307,14 @@ def _store(settings: ControlSettings, dice: Dice) -> Store:
     from atoll.store.postgres import PostgresStore
 
     return PostgresStore(named.read_text().strip(), dice=dice)
+
+
+def _imports(settings: ControlSettings, *, store: Store, clock: Clock, dice: Dice) -> Imports:
+    carrier = None
+    if settings.images is not None and settings.image_program is not None:
+        carrier = Carrier(settings.image_program, settings.images)
+    uploads = (settings.images or settings.secrets) / "uploads"
+    return Imports(store=store, clock=clock, dice=dice, carrier=carrier, uploads=uploads)
 
 
 def _key(path: Path) -> bytes:

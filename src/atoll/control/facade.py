@@ -9,6 +9,7 @@ from atoll.base.secret import Secret
 from atoll.control.configuration import Configuration
 from atoll.control.enrollment import TOKEN_LIFE_S
 from atoll.control.hosts import Hosts
+from atoll.control.imports import Imports
 from atoll.control.keys import Keys
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, Why
@@ -17,6 +18,7 @@ from atoll.control.tokens import Tokens
 from atoll.control.whys import Whys
 from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import AdminEvent
+from atoll.domain.importing import Import, ImportRequest
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role
@@ -32,6 +34,7 @@ class Facade:
         keys: Keys,
         sandboxes: Sandboxes,
         templates: Templates,
+        imports: Imports,
         hosts: Hosts,
         tokens: Tokens,
         configuration: Configuration,
@@ -42,6 +45,7 @@ class Facade:
         self._keys = keys
         self._sandboxes = sandboxes
         self._templates = templates
+        self._imports = imports
         self._hosts = hosts
         self._tokens = tokens
 
@@ -77,6 +81,20 @@ class Facade:
 
     async def why_request(self, caller: Caller, request: CreateRequest) -> Why:
         return await self._whys.of_request(caller, request)
+
+    async def begin_import(self, caller: Caller, request: ImportRequest) -> Import:
+        return await self._imports.begin(caller, request)
+
+    async def find_import(self, caller: Caller, import_id: str) -> Import:
+        return await self._imports.get(caller, import_id)
+
+    async def imports(self, caller: Caller) -> Sequence[Import]:
+        return await self._imports.all(caller)
+
+    async def delete_template(self, caller: Caller, reference: str) -> Template:
+        template = await self._templates.get(caller, reference)
+        await self._imports.delete(caller, template)
+        return template
 
     async def templates(self, caller: Caller) -> Sequence[Template]:
         return await self._templates.all(caller)

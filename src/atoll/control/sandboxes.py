@@ -203,7 +203,7 @@ class Sandboxes:
         spec = resolve.resolve(request, template=template, policy=policy)
         now = self.clock.now()
         sandbox_id = SandboxId(new_id(Prefix.SANDBOX, self.dice))
-        env = dict(request.env)
+        env = {**dict(template.env), **request.env}
         files: list[dict[str, str]] = []
         if request.e2b_env:
             env, files = _e2b_inside(env, sandbox_id=sandbox_id, team_id=caller.team.id, template_id=template.id)

@@ -10,6 +10,7 @@ from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import AdminEvent, Health, Host
+from atoll.domain.importing import Import, ImportRequest
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.spec import Spec
 from atoll.domain.template import Template
@@ -180,6 +181,20 @@ class Service(Protocol):
 
     async def why_request(self, caller: Caller, request: CreateRequest) -> Why:
         """Where a sandbox of this request would be placed now; nothing is made. *Errors*: as create, but for quotas."""
+        ...
+
+    async def begin_import(self, caller: Caller, request: ImportRequest) -> Import:
+        """Accept an image to be made a template. *Errors*: INVALID_REQUEST, FORBIDDEN, NOT_SUPPORTED, RATE_LIMITED."""
+        ...
+
+    async def find_import(self, caller: Caller, import_id: str) -> Import:
+        """One of the team's imports. *Errors*: IMPORT_NOT_FOUND."""
+        ...
+
+    async def imports(self, caller: Caller) -> Sequence[Import]: ...
+
+    async def delete_template(self, caller: Caller, reference: str) -> Template:
+        """Take it away. *Errors*: TEMPLATE_NOT_FOUND, FORBIDDEN (not the team's), TEMPLATE_IN_USE."""
         ...
 
     async def templates(self, caller: Caller) -> Sequence[Template]: ...

@@ -30,3 +30,9 @@ class Template:
     updated_at: float
     spawn_count: int = 0
     last_spawned_at: float | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    """Environment of what runs inside, below what a request sets."""
+    command: tuple[str, ...] = ()
+    """The start command: runs in each new sandbox."""
+    source: str = ""
+    """Where its image came from; empty for ready-made ones."""

@@ -1,5 +1,8 @@
 """The image cache: `CACHE/templates/NAME/RECIPE_SHA256/{rootfs,manifest.json}`, and `NAME/current` pointing at one of them.
 
+Beside these, which all instances of a machine share, an instance has images of its own, by the digest of their OCI manifest:
+`OWN/sha256/HEX/{rootfs,manifest.json}`, which `unpacking.py` makes of blobs.
+
 Theory of operation. A directory appears by one rename when its tree and manifest are whole, so an entry either is complete or was
 damaged later. `look_up` reads a manifest once and afterwards looks that it is the same file and the tree is there (microseconds);
 `verify` also counts the tree's entries and bytes (about 100 ms for 20,000 entries), until it was whole once for each (directory, manifest).
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +24,13 @@ from atoll.base.errors import Code, Refused
 
 MANIFEST: Final = "manifest.json"
 CURRENT: Final = "current"
+OWN: Final = "sha256"
+"""The directory of an instance's own images, and the name that their manifests give."""
 MOUNT_POINTS: Final = (".atoll/guest", "etc/resolv.conf", "proc", "sys", "dev", "tmp", "run")
 """What every image brings along: where one of these is missing, runsc makes it in the tree itself, which is shared and only read."""
+
+
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +94,11 @@ def _entries(directory: Path) -> list[Path]:
 
 
 class ImageCache:
-    """Looks images up below one cache directory."""
+    """Looks images up below the machine's cache directory and, where it is given, the instance's own."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, own: Path | None = None) -> None:
         self._templates = cache / "templates"
+        self._own = None if own is None else own / OWN
         self._verified: dict[_Version, str | None] = {}
         """What counting a tree found: None when it was whole."""
         self._found: dict[tuple[str, str], tuple[CachedImage, _Version]] = {}
@@ -109,8 +119,9 @@ class ImageCache:
 
     def all(self) -> Iterator[CachedImage]:
         """Every entry that is not known to be broken (`problems` names those)."""
-        for name in self.names():
-            for directory in _entries(self._templates / name):
+        places = [self._templates / name for name in self.names()]
+        for place in [*places, *([self._own] if self._own is not None else [])]:
+            for directory in _entries(place):
                 try:
                     image = _manifest(directory)
                 except Refused:
@@ -144,8 +155,18 @@ class ImageCache:
         known = self._found.get((digest, name))
         if known is not None and _still(*known):
             return known[0]
-        image = self._search(digest, name)
+        image = self._own_image(digest) or self._search(digest, name)
         self._found[digest, name] = image, _version(image)
+        return image
+
+    def _own_image(self, digest: str) -> CachedImage | None:
+        """The instance's own image with this digest. *Errors*: Refused(IMAGE_CORRUPT)."""
+        hexadecimal = _DIGEST.fullmatch(digest)
+        if self._own is None or hexadecimal is None or not (self._own / hexadecimal[1]).is_dir():
+            return None
+        image = _manifest(self._own / hexadecimal[1])
+        if image.digest != digest:
+            raise Refused(Code.IMAGE_CORRUPT, f"the manifest of {image.directory} is of another image ({image.digest})")
         return image
 
     def _search(self, digest: str, name: str) -> CachedImage:

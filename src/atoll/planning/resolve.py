@@ -132,6 +132,7 @@ def resolve(request: CreateRequest, *, template: Template, policy: WorkloadClass
         attempts_max=policy.attempts_max,
         default_user=template.default_user,
         default_workdir=template.default_workdir,
+        command=template.command,
         network=_network(request, policy),
         arch=policy.arch,
         regions=policy.regions,

@@ -61,10 +61,13 @@ def drivers(place: Layout, config: instance.Config, *, host_id: str) -> dict[Iso
     from atoll.drivers.oci.build import oci_driver, slot_pool
     from atoll.drivers.oci.config import OciConfig, RuntimeKind
     from atoll.drivers.port import Mark
+    from atoll.images.carrier import Carrier
+    from atoll.images.unpacking import Unpacking
 
     mark = Mark(config.install_id, host_id)
     pool = slot_pool(mark, subnet=config.subnet)
     binaries = bin_directory()
+    unpacking = Unpacking(Carrier(binaries / "atoll-io", place.blobs), place.images)
 
     def of(kind: RuntimeKind) -> OciConfig:
         return OciConfig(
@@ -77,6 +80,7 @@ def drivers(place: Layout, config: instance.Config, *, host_id: str) -> dict[Iso
             runsc=binaries / "runsc",
             crun=_found("crun"),
             runc=_found("runc"),
+            unpacking=unpacking,
         )
 
     return {

@@ -19,7 +19,7 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.programs import instance
 from atoll.programs.clock import SteadyClock
 from atoll.programs.identity import boot_id
-from atoll.programs.layout import Layout, cache_directory, layout_of
+from atoll.programs.layout import Layout, bin_directory, cache_directory, layout_of
 from atoll.programs.settling import settle_down
 from atoll.telemetry import events
 from atoll.telemetry.log import configure, get_logger
@@ -53,6 +53,8 @@ def settings(place: Layout, config: instance.Config) -> ControlSettings:
         install_id=config.install_id,
         domain=config.domain,
         version=version("atoll"),
+        images=place.blobs,
+        image_program=bin_directory() / "atoll-io",
         bootstrap=place.bootstrap,
         boot_id=boot_id(),
     )

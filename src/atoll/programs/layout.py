@@ -62,6 +62,16 @@ class Layout:
         return self.agent / "credential"
 
     @property
+    def blobs(self) -> Path:
+        """Control's store of images' blobs; the agent of this machine reads it."""
+        return self.control / "images"
+
+    @property
+    def images(self) -> Path:
+        """Root file systems that the agent has made of blobs."""
+        return self.agent / "images"
+
+    @property
     def sandboxes(self) -> Path:
         return self.home / "sandboxes"
 

@@ -252,4 +252,7 @@ def template(row: sa.RowMapping) -> Template:
         updated_at=row["updated_at"],
         spawn_count=row["spawn_count"],
         last_spawned_at=row["last_spawned_at"],
+        env=tuple(sorted(row["env"].items())),
+        command=tuple(row["command"]),
+        source=row["source"],
     )

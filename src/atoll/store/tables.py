@@ -73,10 +73,30 @@ TEMPLATES: Final = sa.Table(
     sa.Column("disk_mib", sa.Integer, nullable=False),
     sa.Column("default_user", sa.Text, nullable=False),
     sa.Column("default_workdir", sa.Text),
+    sa.Column("env", sa.JSON, nullable=False, server_default="{}"),
+    sa.Column("command", sa.JSON, nullable=False, server_default="[]"),
+    sa.Column("source", sa.Text, nullable=False, server_default=""),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("updated_at", sa.Float, nullable=False),
     sa.Column("spawn_count", sa.Integer, nullable=False, server_default="0"),
     sa.Column("last_spawned_at", sa.Float),
+)
+
+TEMPLATE_IMPORTS: Final = sa.Table(
+    "template_imports",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("team_id", sa.Text, sa.ForeignKey("teams.id"), nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("log", sa.JSON, nullable=False),
+    sa.Column("code", sa.Text),
+    sa.Column("message", sa.Text),
+    sa.Column("template_id", sa.Text),
+    sa.Column("image", sa.Text),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("finished_at", sa.Float),
 )
 
 HOSTS: Final = sa.Table(

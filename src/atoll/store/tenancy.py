@@ -96,6 +96,9 @@ def put_template(conn: sa.Connection, template: Template) -> None:
         "disk_mib": template.disk_mib,
         "default_user": template.default_user,
         "default_workdir": template.default_workdir,
+        "env": dict(template.env),
+        "command": list(template.command),
+        "source": template.source,
         "updated_at": template.updated_at,
     }
     done = conn.execute(sa.update(TEMPLATES).where(TEMPLATES.c.id == template.id).values(values))

@@ -55,6 +55,7 @@ CLOCK_STEPPED: Final = "clock.stepped"
 RETENTION_FAILED: Final = "retention.failed"
 ROUTES_FOLLOWED: Final = "routes.followed"
 TEMPLATE_REGISTERED: Final = "template.registered"
+TEMPLATE_REMOVED: Final = "template.removed"
 TEMPLATE_REFUSED: Final = "template.refused"
 
 # what libraries say

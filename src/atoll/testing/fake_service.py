@@ -24,6 +24,8 @@ from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord
 from atoll.domain.command import digest
 from atoll.domain.deployment import ClientLimits, Deployment, TeamLimits
 from atoll.domain.host import Admin, AdminEvent, Host, health, step
+from atoll.domain.importing import Import, ImportRequest
+from atoll.domain.importing import State as ImportState
 from atoll.domain.machine import IllegalMove
 from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Condition, Sandbox, State
 from atoll.domain.template import Template
@@ -60,6 +62,7 @@ class FakeService:
     now: Callable[[], float]
     seed: int = 0
     templates_known: list[Template] = field(default_factory=lambda: [BASE])
+    imports_known: list[Import] = field(default_factory=list)
     console: bytes = b"guest is up\n"
 
     def __post_init__(self) -> None:
@@ -248,6 +251,28 @@ class FakeService:
     def _advert(self) -> Advert:
         used = sum((one.spec.vector() for one in self._sandboxes.values() if one.state in LIVING), Vector())
         return Advert(replace(self.host_view.host, seen_at=self.now()), used)
+
+    async def begin_import(self, caller: Caller, request: ImportRequest) -> Import:
+        at = self.now()
+        one = Import(f"imp_{len(self.imports_known):020d}", caller.team.id, request.name, request.source, ImportState.RUNNING, at)
+        self.imports_known.append(one)
+        return one
+
+    async def find_import(self, caller: Caller, import_id: str) -> Import:
+        for one in await self.imports(caller):
+            if one.id == import_id:
+                return one
+        raise Refused(Code.IMPORT_NOT_FOUND, f"import {import_id[:80]!r} was not found")
+
+    async def imports(self, caller: Caller) -> Sequence[Import]:
+        return [one for one in self.imports_known if one.team_id == caller.team.id]
+
+    async def delete_template(self, caller: Caller, reference: str) -> Template:
+        one = await self.template(caller, reference)
+        if one.team_id != caller.team.id:
+            raise Refused(Code.FORBIDDEN, f"template {one.name!r} is not this team's")
+        self.templates_known.remove(one)
+        return one
 
     async def templates(self, caller: Caller) -> Sequence[Template]:
         return [one for one in self.templates_known if one.team_id in (None, caller.team.id) or one.public]

@@ -38,6 +38,9 @@ TABLE: Final[Mapping[Code, Row]] = {
     Code.TEMPLATE_NOT_FOUND: Row(404),
     Code.HOST_NOT_FOUND: Row(404),
     Code.KEY_NOT_FOUND: Row(404),
+    Code.IMPORT_NOT_FOUND: Row(404),
+    # E2B answers 400 to the deletion of a template that sandboxes use.
+    Code.TEMPLATE_IN_USE: Row(409, 400, retry=False),
     # An option of a request. A route that is not there yet answers 501 (e2b/unsupported.py).
     Code.NOT_SUPPORTED: Row(400, retry=False),
     Code.CLASS_LIMIT: Row(400),
@@ -75,6 +78,7 @@ TABLE: Final[Mapping[Code, Row]] = {
     Code.GUEST_EXITED: _START,
     Code.IMAGE_UNAVAILABLE: _START,
     Code.IMAGE_CORRUPT: _START,
+    Code.IMAGE_REFUSED: _START,
     Code.START_FAILED: _START,
     Code.RUNTIME_MISSING: _START,
     Code.HOST_DISK_FULL: _START,

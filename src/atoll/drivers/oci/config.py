@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.drivers.port import Mark
+from atoll.images.unpacking import Unpacking
 
 _BASE36: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -96,6 +97,8 @@ class OciConfig:
     """The console file is cut to its last half when it grows beyond this."""
     disk_spare_mib: int = 512
     """`prepare` is refused when the host's disk has less than this free."""
+    unpacking: Unpacking | None = None
+    """Makes images that the cache does not have; None: what is not there is unavailable."""
     guest_command: tuple[str, ...] = ()
     """For tests: run this in place of the guest binary."""
     closed_ranges: tuple[str, ...] = field(default=())

@@ -25,6 +25,7 @@ from atoll.domain.spec import Isolation
 from atoll.drivers.oci import bundle, console, ending, look, probes, selftest
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
+from atoll.drivers.oci.images import Images
 from atoll.drivers.oci.record import Record
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.runtime import PID_FILE, Launch, Runtime
@@ -33,7 +34,6 @@ from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.oci.watching import Watches
 from atoll.drivers.port import Capabilities, Held, Image, OnExit, Order, Power, Probe, Seen
 from atoll.hostops import cgroups, processes
-from atoll.images.cache import ImageCache
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class OciDriver:
         self._pool = pool
         self._runtime = runtime
         self._step = on_step
-        self._images = ImageCache(config.image_cache)
+        self._images = Images(config, self._blocking)
         self._layout = cgroups.detect()
         self._view = look.View(config.state_dir, self._layout, self._names.cgroup, runtime)
         self._live: dict[str, _Live] = {}
@@ -111,6 +111,7 @@ class OciDriver:
         self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=self._capabilities.name)
         await self._blocking(self._open)
         await self._pool.open()
+        await self._images.open()
         for placement_id in await self._blocking(self._left_by_self_checks):
             with contextlib.suppress(AtollError, OSError):
                 await self.remove(placement_id)
@@ -143,6 +144,7 @@ class OciDriver:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._images.close()
         self._watches.close()
         self._live.clear()
         await self._pool.close()
@@ -171,9 +173,13 @@ class OciDriver:
     async def prepare(self, order: Order) -> None:
         self._expect_start()
         async with self._lock(order.placement_id):
-            rootfs = await self._image_of(order)
-            if not await self._clear(order):
-                await self._prepare(order, rootfs)
+            with self._images.pin(order.spec):
+                await self._prepare_image(order)
+
+    async def _prepare_image(self, order: Order) -> None:
+        rootfs = await self._images.root_of(order.spec)
+        if not await self._clear(order):
+            await self._prepare(order, rootfs)
 
     def _expect_start(self) -> None:
         """Whoever prepares will start soon, and a runtime's first step is to move into its control groups."""
@@ -197,10 +203,6 @@ class OciDriver:
         # The guest has ended, or another run prepared this: its namespace is gone, and the runtime's files are in the way.
         await self._end(order.placement_id, strays=live.slot is None)
         return False
-
-    async def _image_of(self, order: Order) -> Path:
-        """The root of the order's image, verified."""
-        return (await self._blocking(lambda: self._images.verified(order.spec.image, order.spec.image_name))).rootfs
 
     async def _prepare(self, order: Order, rootfs: Path) -> None:
         """Directory and record, then disk, slot and bundle. The record names the slot before the slot names the placement."""
@@ -249,6 +251,7 @@ class OciDriver:
             runtime=str(self._config.runtime),
             slot=slot.number,
             address=slot.address,
+            image=order.spec.image,
         )
 
     def _write_bundle(self, order: Order, slot: Slot, rootfs: Path) -> None:
@@ -272,15 +275,19 @@ class OciDriver:
 
     async def start(self, order: Order) -> Seen:
         async with self._lock(order.placement_id):
-            live = self._live.setdefault(order.placement_id, _Live())
-            if live.prepared != order:
-                rootfs = await self._image_of(order)
-                if await self._clear(order):
-                    return look.seen(await self._look(order.placement_id))
-                await self._prepare(order, rootfs)
-            else:
-                rootfs = self._images.look_up(order.spec.image, order.spec.image_name).rootfs
-            return await self._start(order, live, rootfs)
+            with self._images.pin(order.spec):
+                return await self._prepare_and_start(order)
+
+    async def _prepare_and_start(self, order: Order) -> Seen:
+        live = self._live.setdefault(order.placement_id, _Live())
+        if live.prepared != order:
+            rootfs = await self._images.root_of(order.spec)
+            if await self._clear(order):
+                return look.seen(await self._look(order.placement_id))
+            await self._prepare(order, rootfs)
+        else:
+            rootfs = self._images.cache.look_up(order.spec.image, order.spec.image_name).rootfs
+        return await self._start(order, live, rootfs)
 
     async def _start(self, order: Order, live: _Live, rootfs: Path) -> Seen:
         slot = live.slot
@@ -443,7 +450,7 @@ class OciDriver:
                 probes.controllers(self._layout),
                 *network,
                 probes.disk(config),
-                probes.images(self._images),
+                probes.images(self._images.cache),
                 *probes.limits(),
             ]
         )
@@ -475,7 +482,7 @@ class OciDriver:
     # -- own
 
     async def images(self) -> Sequence[Image]:
-        found = await self._blocking(lambda: list(self._images.all()))
+        found = await self._blocking(lambda: list(self._images.cache.all()))
         return [Image(image.digest, image.name, image.size_bytes, {"arch": image.arch}) for image in found]
 
     async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
@@ -483,9 +490,9 @@ class OciDriver:
 
     async def _verify_images(self) -> None:
         """Count every image's tree now, so that the first guest of each need not wait for it."""
-        for image in await self._blocking(lambda: list(self._images.all())):
+        for image in await self._blocking(lambda: list(self._images.cache.all())):
             with contextlib.suppress(Refused):  # prepare says so to whoever wants it
-                await self._blocking(lambda image=image: self._images.verified(image.digest, image.name))  # type: ignore[misc]
+                await self._blocking(lambda image=image: self._images.cache.verified(image.digest, image.name))  # type: ignore[misc]
 
     async def _upkeep(self) -> None:
         while True:

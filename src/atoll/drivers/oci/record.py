@@ -26,6 +26,8 @@ class Record:
     runtime: str
     slot: int
     address: str
+    image: str = ""
+    """Digest of what it stands on; unknown in records of before."""
 
 
 def write(directory: Path, record: Record) -> None:

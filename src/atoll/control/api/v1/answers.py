@@ -95,6 +95,8 @@ def template(one: Template) -> Json:
         "size": {"cpuMillis": one.cpu_millis, "memoryMib": one.memory_mib, "diskMib": one.disk_mib},
         "defaultUser": one.default_user,
         "defaultWorkdir": one.default_workdir,
+        "startCommand": list(one.command),
+        "source": one.source,
         "createdAt": timestamp(one.created_at),
         "updatedAt": timestamp(one.updated_at),
         "spawnCount": one.spawn_count,

@@ -285,6 +285,8 @@ class Template(Outgoing):
     size: Size
     default_user: str
     default_workdir: str | None
+    start_command: list[str]
+    source: str
     created_at: str
     updated_at: str
     spawn_count: int

@@ -1,0 +1,80 @@
+"""What a container stands on: an image of the cache, made of blobs first when this instance has it as blobs only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from atoll.base.errors import Code, Refused
+from atoll.domain.spec import Spec
+from atoll.drivers.oci import record as records
+from atoll.drivers.oci.config import OciConfig
+from atoll.images.cache import CachedImage, ImageCache
+from atoll.images.unpacking import touch
+
+T = TypeVar("T")
+
+
+class Blocking(Protocol):
+    """Runs work that blocks in a thread."""
+
+    def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
+
+
+class Images:
+    """One driver's view of the images."""
+
+    def __init__(self, config: OciConfig, blocking: Blocking) -> None:
+        self._unpacking = config.unpacking
+        self._state_dir = config.state_dir
+        self._blocking = blocking
+        self.cache = ImageCache(config.image_cache, config.unpacking.directory if config.unpacking is not None else None)
+
+    def pin(self, spec: Spec) -> contextlib.AbstractContextManager[None]:
+        """Keeps the image of a spec, until the placement's record says that it is used."""
+        return contextlib.nullcontext() if self._unpacking is None else self._unpacking.pin(spec.image)
+
+    async def root_of(self, spec: Spec) -> Path:
+        """The root of the spec's image, verified; call it with the image pinned.
+
+        *Errors*: Refused IMAGE_UNAVAILABLE, IMAGE_CORRUPT, IMAGE_REFUSED, HOST_DISK_FULL.
+        """
+        try:
+            image = await self._verified(spec)
+        except Refused as missing:
+            if self._unpacking is None or missing.code is not Code.IMAGE_UNAVAILABLE or not spec.image:
+                raise
+            image = await self._made(spec, missing)
+        touch(image)
+        return image.rootfs
+
+    async def _verified(self, spec: Spec) -> CachedImage:
+        return await self._blocking(lambda: self.cache.verified(spec.image, spec.image_name))
+
+    async def _made(self, spec: Spec, missing: Refused) -> CachedImage:
+        assert self._unpacking is not None
+        try:
+            await self._unpacking.ensure(spec.image)
+        except Refused as error:
+            if error.code in (Code.IMAGE_UNAVAILABLE, Code.INVALID_REQUEST):
+                raise missing from error
+            raise
+        await self._unpacking.collect(self.cache, self._in_use)
+        return await self._verified(spec)
+
+    def _in_use(self) -> set[str]:
+        """What the placements of this instance stand on, by their records."""
+        found = (records.read(path) for path in self._state_dir.iterdir() if path.is_dir())
+        return {record.image for record in found if record is not None}
+
+    async def open(self) -> None:
+        """Finish what an earlier run was removing."""
+        if self._unpacking is not None:
+            await self._blocking(self._unpacking.sweep)
+
+    async def close(self) -> None:
+        """End what is being unpacked."""
+        if self._unpacking is not None:
+            await self._unpacking.close()

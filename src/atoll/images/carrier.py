@@ -1,0 +1,85 @@
+"""`atoll-io image`: the program that moves images' bytes, asked by control (pull) and by the host's driver (unpack).
+
+Theory of operation. One run is one child process; it says its progress in JSON lines, the last of which is `done` or `failed` with a
+stable code. Credentials go in by standard input, never by an argument. Whatever ends the wait ends the child, and what it had begun is
+a temporary file or an `.unfinished-*` directory, which the next run removes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from atoll.base.errors import Code, Refused, Unavailable
+
+LINE_BYTES_MAX: Final = 4 << 20
+TAIL_BYTES: Final = 2000
+
+Told = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """The program and the store that it keeps blobs in."""
+
+    program: Path
+    store: Path
+
+    async def pull(self, source: str, *, options: Mapping[str, Any] | None = None, told: Told = lambda _line: None) -> dict[str, Any]:
+        """Have an image's blobs in the store, each checked; answers its record.
+
+        *Errors*: Refused IMAGE_UNAVAILABLE, IMAGE_ACCESS_DENIED, IMAGE_CORRUPT, IMAGE_REFUSED, HOST_DISK_FULL, INVALID_REQUEST;
+        Unavailable INTERNAL when the program broke off. *Idempotency*: what is in the store is not fetched again.
+        """
+        return await self._run(["pull", "--source", source, "--options", "-"], json.dumps(dict(options or {})).encode(), told)
+
+    async def unpack(self, digest: str, cache: Path) -> dict[str, Any]:
+        """Have the image's root file system in the cache. *Errors*: as `pull`."""
+        return await self._run(["unpack", "--image", digest, "--cache", str(cache)], b"", lambda _line: None)
+
+    async def _run(self, arguments: Sequence[str], given: bytes, told: Told) -> dict[str, Any]:
+        pipe = asyncio.subprocess.PIPE
+        command = [str(self.program), "image", arguments[0], "--store", str(self.store), *arguments[1:]]
+        child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, limit=LINE_BYTES_MAX)
+        try:
+            return await _listen(child, given, told)
+        finally:
+            if child.returncode is None:
+                child.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    await asyncio.shield(child.wait())
+
+
+async def _listen(child: asyncio.subprocess.Process, given: bytes, told: Told) -> dict[str, Any]:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    errors = asyncio.create_task(child.stderr.read())
+    try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            child.stdin.write(given)
+            await child.stdin.drain()
+        child.stdin.close()
+        async for raw in child.stdout:
+            line = json.loads(raw)
+            match line.get("event"):
+                case "done":
+                    return dict(line["image"])
+                case "failed":
+                    raise _failure(str(line.get("code", "")), str(line.get("message", "")))
+                case _:
+                    told(line)
+        said = (await errors)[-TAIL_BYTES:].decode(errors="replace").strip()
+        raise Unavailable(Code.INTERNAL, f"the image program broke off with status {await child.wait()}: {said}", retry_after_s=5.0)
+    finally:
+        errors.cancel()
+
+
+def _failure(code: str, message: str) -> Refused:
+    known = {one.value for one in Code}
+    return Refused(Code(code) if code in known else Code.INTERNAL, message[:TAIL_BYTES])

@@ -1,0 +1,102 @@
+"""An instance's own images: made of blobs when they are first wanted, and removed when nothing needs them.
+
+Theory of operation. `ensure` has one run for each digest, however many wait for it; the tree appears by one rename. `collect` removes
+the least recently used trees until they fit the limit. What is in use is asked for right before each removal, and whoever is about to
+use an image holds a `pin` from before its look-up until its use is on record: so nothing that a sandbox stands on goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from atoll.images.cache import OWN, CachedImage, ImageCache
+from atoll.images.carrier import Carrier
+
+DOOMED: Final = ".doomed-"
+SIZE_MIB_MAX: Final = 50 * 1024
+
+
+class Unpacking:
+    """One for each instance, shared by its drivers."""
+
+    def __init__(self, carrier: Carrier, directory: Path, *, size_mib_max: int = SIZE_MIB_MAX) -> None:
+        self._carrier = carrier
+        self.directory = directory
+        self._size_bytes_max = size_mib_max << 20
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._pins: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def pin(self, digest: str) -> Iterator[None]:
+        """Keep an image from being collected while this is open."""
+        self._pins[digest] += 1
+        try:
+            yield
+        finally:
+            self._pins[digest] -= 1
+            if self._pins[digest] <= 0:
+                del self._pins[digest]
+
+    async def ensure(self, digest: str) -> None:
+        """Have the image's tree. *Errors*: those of `Carrier.unpack`. *Idempotency*: a tree that is there stays."""
+        task = self._running.get(digest)
+        if task is None:
+            task = self._running[digest] = asyncio.create_task(self._unpack(digest), name=f"unpack {digest}")
+            task.add_done_callback(lambda _task: self._running.pop(digest, None))
+        # Who stops waiting does not stop the others.
+        await asyncio.shield(task)
+
+    async def _unpack(self, digest: str) -> None:
+        await self._carrier.unpack(digest, self.directory)
+
+    async def close(self) -> None:
+        """End what runs; nothing half-made is left in use."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def collect(self, cache: ImageCache, in_use: Callable[[], set[str]]) -> list[str]:
+        """Remove what nothing uses, least recently used first, until the limit holds. Answers the removed digests."""
+        own = await asyncio.to_thread(lambda: [image for image in cache.all() if image.directory.parent == self.directory / OWN])
+        total = sum(image.size_bytes for image in own)
+        removed: list[str] = []
+        for image in sorted(own, key=_used_at):
+            if total <= self._size_bytes_max:
+                break
+            # No await from here to the rename: nobody can pin the image, look it up and note its use in between.
+            if image.digest in self._pins or image.digest in in_use():
+                continue
+            doomed = image.directory.with_name(DOOMED + image.directory.name)
+            image.directory.rename(doomed)
+            await asyncio.to_thread(shutil.rmtree, doomed)
+            total -= image.size_bytes
+            removed.append(image.digest)
+        return removed
+
+    def sweep(self) -> None:
+        """Finish removals that were cut short; blocks. What is being unpacked is under its lock and stays."""
+        place = self.directory / OWN
+        for path in place.glob(f"{DOOMED}*") if place.is_dir() else ():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _used_at(image: CachedImage) -> float:
+    """When it was last given to a sandbox, or made."""
+    try:
+        return image.directory.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def touch(image: CachedImage) -> None:
+    """Note that an image is used now: by its directory's time, since reading a file may change when that was last read."""
+    with contextlib.suppress(OSError):
+        os.utime(image.directory)
