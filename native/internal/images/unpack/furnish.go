@@ -177,6 +177,9 @@ func (t *Tree) home(id int) error {
 	if errors.Is(err, unix.EEXIST) {
 		return nil
 	}
+	if err == nil {
+		err = unix.Fchmodat(home, userName, 0o755, 0) // whatever the umask
+	}
 	if err != nil || !t.owned {
 		return err
 	}

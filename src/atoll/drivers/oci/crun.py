@@ -281,7 +281,9 @@ class Crun:
             hosts = unfinished / "etc" / "hosts"
             hosts.write_text(f"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {launch.order.hostname}\n")
             hosts.chmod(0o644)
-            shutil.copyfile(launch.resolv_conf, unfinished / "etc" / "resolv.conf")
+            resolv_conf = Path(shutil.copyfile(launch.resolv_conf, unfinished / "etc" / "resolv.conf"))
+            # The agent's umask leaves nothing to others, and every user inside asks for names.
+            resolv_conf.chmod(0o644)
         unfinished.rename(files)
 
     def _check_after_crash(self, directory: Path) -> None:
