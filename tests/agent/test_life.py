@@ -291,3 +291,25 @@ async def test_what_is_not_supported_is_said(world):
     world.control.want(A, Kind.ENSURE_RUNNING)
     await world.control.until(lambda: world.control.seen(A).applied_revision == 3)
     assert world.machine.started[A] == 1
+
+
+async def test_a_command_that_comes_after_a_confirmed_absence_starts_nothing(world):
+    """It was on its way, in the answer of a poll that was sent before: the tombstone must still be there to refuse it."""
+    world.control.forget_at_once = True
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    await world.control.until(lambda: world.control.parked)
+    session = world.agent._session
+    late = world.control.command(A, world.agent.epoch).model_copy(update={"desired_revision": 2, "id": f"{A}:1:2", "digest": "other"})
+    await world.driver.on_exit(A, "exit 1")
+    await world.control.until_absent(A)
+    await world.control.until(lambda: A in session._confirmed)
+    await session._accept(late, {})
+    await asyncio.sleep(0.05)
+    assert world.machine.started == {A: 1}
+    assert world.machine.things == {}
+    world.control.wants[A].kind = Kind.ENSURE_ABSENT
+    await world.control.next_poll()
+    await world.control.next_poll()
+    await world.control.until(lambda: session._host.ledger.get(A) is None)

@@ -133,6 +133,8 @@ class Session:
         self._on_answer = on_answer
         self.established = asyncio.Event()
         self._poll_seq = 0
+        self._confirmed: dict[str, None] = {}
+        """Tombstones that control has confirmed beside a poll; dropped once a poll that was sent later is answered."""
         self._proof = 0
         self._lost = False
         self._bytes_max = MESSAGE_BYTES_MAX
@@ -157,6 +159,7 @@ class Session:
     async def _poll_once(self) -> float:
         """One poll and what its answer asks; gives the pause before the next. *Errors*: those of Transport."""
         health = await self._host.health.compose()
+        confirmed = list(self._confirmed)
         message = self._compose(health)
         sent_boot = self._clock.boot()
         try:
@@ -166,6 +169,7 @@ class Session:
             raise
         self._host.outbox.landed(message.observations, answer.acknowledged)
         news = await self._take(answer, sent_boot) or bool(message.observations)
+        await self._bury(confirmed)
         if self._on_answer is not None:
             self._on_answer(health)
         if news or message.park_s == 0 or self._clock.boot() - sent_boot > HASTY_S:
@@ -180,7 +184,8 @@ class Session:
         room = self._bytes_max - ENVELOPE_BYTES - sum(len(o.model_dump_json()) + 1 for o in observations)
         ends, size = share_of(host.ledger.end_revisions(), self._windows[0], bytes_max=max(0, room))
         room -= size
-        tombstones, size = part_of(host.ledger.tombstones(), self._windows[1], bytes_max=max(0, room))
+        unconfirmed = [one for one in host.ledger.tombstones() if one not in self._confirmed]
+        tombstones, size = part_of(unconfirmed, self._windows[1], bytes_max=max(0, room))
         holds, _ = share_of(host.ledger.holds(), self._windows[2], bytes_max=max(0, room - size))
         earlier = self._run.earlier
         first = not self.established.is_set()
@@ -269,6 +274,15 @@ class Session:
 
         return any(await asyncio.gather(*(take(end) for end in ends)))
 
+    async def _bury(self, confirmed: Sequence[str]) -> None:
+        for placement_id in confirmed:
+            self._confirmed.pop(placement_id, None)
+        try:
+            await self._forget(confirmed)
+        except Unavailable as error:
+            # They are told again, and confirmed again.
+            log.warning(events.JOURNAL_REFUSED, code=error.code, message=error.message)
+
     async def _forget(self, placement_ids: Sequence[str]) -> bool:
         forgotten = await self._host.ledger.forget(placement_ids)
         for placement_id in forgotten:
@@ -309,7 +323,8 @@ class Session:
                 outbox.landed(batch, answer.acknowledged)
                 backoff.reset()
                 await self._take_ends(answer.ends, sent_boot)
-                await self._forget(answer.forget)
+                # A poll that is out may bring a command from before control heard of this: its tombstone stays to refuse that.
+                self._confirmed.update(dict.fromkeys(answer.forget))
             except AtollError as error:
                 outbox.lost(batch)
                 if error.code in (Code.STALE_AGENT_EPOCH, Code.CREDENTIAL_REVOKED):

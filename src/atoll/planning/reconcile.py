@@ -20,7 +20,7 @@ from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind, Wish
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
-from atoll.domain.spec import OnExit, OnLoss
+from atoll.domain.spec import OnLoss
 from atoll.planning import replacing, restarting
 
 BACKOFF_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0)
@@ -382,7 +382,7 @@ def _heard(facts: Facts, heard: Heard, now: float) -> Outcome | None:
             return _running(sandbox, seen, now)
         case Observed.ERROR:
             return _erred(facts, seen, heard.ended_by, now)
-        case Observed.STOPPED if sandbox.spec.on_exit is OnExit.RESTART and sandbox.state in (State.READY, State.RESUMING):
+        case Observed.STOPPED if heard.ended_by is None and restarting.is_for(sandbox):
             return _stopped(facts, seen, now)
         case Observed.STARTING | Observed.RUNNING:
             return Outcome(_booting(sandbox, seen, now), seen, ())

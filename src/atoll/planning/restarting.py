@@ -16,11 +16,15 @@ from atoll.domain.sandbox import Event, Sandbox, State
 from atoll.domain.spec import OnExit
 
 
+def is_for(sandbox: Sandbox) -> bool:
+    """Whether a guest of this sandbox that has stopped, and that its agent keeps, is to be begun again."""
+    return sandbox.spec.on_exit is OnExit.RESTART and sandbox.state in (State.READY, State.RESUMING)
+
+
 def begins_again(sandbox: Sandbox, placement: Placement) -> bool:
     """Whether a guest that has stopped by itself is begun again in the same placement; its agent has kept what is left of it."""
     return (
-        sandbox.spec.on_exit is OnExit.RESTART
-        and sandbox.state in (State.READY, State.RESUMING)
+        is_for(sandbox)
         and placement.desired is Kind.ENSURE_RUNNING
         and (sandbox.state is State.READY or sandbox.attempts < sandbox.spec.attempts_max)
     )

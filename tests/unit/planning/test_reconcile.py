@@ -8,7 +8,7 @@ import pytest
 from atoll.base.errors import Code
 from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Report
-from atoll.domain.sandbox import DEADLINES, TIMEOUTS, Condition, State
+from atoll.domain.sandbox import Condition, State
 from atoll.domain.spec import OnLoss
 from atoll.planning.reconcile import (
     EndMoved,
@@ -544,9 +544,6 @@ def test_a_replaced_sandbox_waits_for_room_from_its_replacement_on() -> None:
     still = after(Facts(fenced.sandbox, None), NoRoom("none"), now=NOW + 10_100)
     assert still.sandbox.state is State.PENDING
     assert after(Facts(still.sandbox, None), NoRoom("none"), now=NOW + 10_300).sandbox.state is State.FAILED
-
-
-
 
 
 @pytest.mark.parametrize(

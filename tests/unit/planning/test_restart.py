@@ -122,6 +122,17 @@ def test_without_the_word_nothing_is_begun_again(observed: Observed) -> None:
     assert outcome.placement.desired_revision == 1
 
 
+def test_what_its_agent_is_ending_is_not_begun_again() -> None:
+    """Nothing is left of it to begin again with: the next word is its absence, and an order now would come after its tombstone."""
+    facts = running()
+    assert facts.placement is not None
+    report = Report(seq=facts.placement.seq + 1, observed=Observed.STOPPED, generation=1, reason=Code.PLACEMENT_LOST, applied_revision=1)
+    ending = after(advance(facts, Heard(report, ended_by="exit"), now=NOW))
+    assert ending.sandbox.state is State.READY
+    assert ending.placement is not None
+    assert ending.placement.desired_revision == 1
+
+
 def test_what_comes_twice_is_ordered_once() -> None:
     facts = running()
     assert facts.placement is not None
