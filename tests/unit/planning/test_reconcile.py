@@ -8,7 +8,7 @@ import pytest
 from atoll.base.errors import Code
 from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Report
-from atoll.domain.sandbox import Condition, State
+from atoll.domain.sandbox import DEADLINES, TIMEOUTS, Condition, State
 from atoll.domain.spec import OnLoss
 from atoll.planning.reconcile import (
     EndMoved,
@@ -564,3 +564,8 @@ def test_an_end_that_cannot_clean_up_keeps_its_reason(ended_by: str, reason: Cod
     assert (Condition.CLEANUP_PENDING in outcome.sandbox.conditions) is (ended_by != "command")
     assert outcome.placement is not None
     assert outcome.placement.holding is Holding.CLEANUP_PENDING
+
+
+def test_the_table_of_deadlines_names_every_timeout() -> None:
+    assert {name for row in DEADLINES for name in row.timeouts} == set(TIMEOUTS)
+    assert set(TIMEOUTS.values()) <= set(spec().__slots__)
