@@ -186,7 +186,7 @@ async def test_a_stale_revision_changes_nothing(store: Store, put: Put) -> None:
 
 async def test_every_commit_raises_the_revision_by_one(store: Store, put: Put, machine: Host) -> None:
     placed = await reserve(store, await put(), machine)
-    ready = await hear(store, placed, Observed.RUNNING, ready=True)
+    ready = await hear(store, placed, Observed.RUNNING, applied_revision=1, ready=True)
     ending = await store.write(lambda conn: facts.advance_sandbox(conn, ready.sandbox.id, ReleaseRequested(), now=NOW, ids=ids))
     assert ending is not None
     gone = await hear(store, ending, Observed.ABSENT)
@@ -201,7 +201,7 @@ async def test_concurrent_stimuli_are_decided_one_after_another(store: Store, pu
         generation, sandbox_id = placed.placement.generation, placed.sandbox.id
         stimuli: list[Stimulus] = [
             ReleaseRequested(),
-            Heard(Report(1, Observed.RUNNING, generation, ready=True)),
+            Heard(Report(1, Observed.RUNNING, generation, applied_revision=1, ready=True)),
             Heard(Report(2, Observed.ABSENT, generation), ended_by="exit"),
             ReleaseRequested(failing=True),
         ]

@@ -181,7 +181,7 @@ async def test_what_traffic_can_reach(store: Store, put: Put, machine: Host) -> 
     made, waiting = await put(), await put()
     first = await placed(store, made, machine)
     await placed(store, waiting, machine)
-    ready = Heard(Report(1, Observed.RUNNING, 1, ready=True, address="10.64.0.2"))
+    ready = Heard(Report(1, Observed.RUNNING, 1, applied_revision=1, ready=True, address="10.64.0.2"))
     await store.write(lambda conn: facts.advance_sandbox(conn, made.id, ready, now=NOW, ids=ids))
     found = await store.read(sandboxes.reachable)
     assert [(s.id, p.id, p.address) for s, p in found] == [(made.id, first, "10.64.0.2")]
