@@ -92,7 +92,7 @@ def test_another_team(product, stranger, made) -> None:
 
 
 def test_the_deployment(product) -> None:
-    assert [one["name"] for one in product.call("GET", "/v1/templates").json()["items"]] == ["base"]
+    assert "base" in {one["name"] for one in product.call("GET", "/v1/templates").json()["items"]}
     status = product.call("GET", "/v1/status").json()
     assert status["ready"]
     assert status["hosts"]["healthy"] >= 1
