@@ -22,6 +22,8 @@ from tests.instance.survival import Client, kill, look
 LATE_S = 2.0
 """The promise is one second; the rest is for looking, on a machine with better things to do."""
 ASKING_S = 6.0
+HEARD_S = 1.0
+"""By then the agent has the end of what has become ready: it comes with control's answer to that."""
 HOUR_S = 3600
 
 
@@ -42,6 +44,7 @@ def class_name(request: pytest.FixtureRequest) -> str:
 
 def test_an_end_comes_while_control_is_away(instance: Instance, client: Client, class_name: str) -> None:
     sandbox = client.create(class_name, timeout=12)
+    time.sleep(HEARD_S)
     due, placement = end_at(client, sandbox.sandbox_id), client.get(sandbox.sandbox_id)["placement"]["id"]
     kill(instance, "supervisor", number=signal.SIGSTOP)
     try:
@@ -57,6 +60,7 @@ def test_an_end_comes_while_control_is_away(instance: Instance, client: Client, 
 
 def test_an_end_comes_after_the_agent_was_killed_while_control_is_silent(instance: Instance, client: Client, class_name: str) -> None:
     sandbox = client.create(class_name, timeout=20)
+    time.sleep(HEARD_S)
     due, placement = end_at(client, sandbox.sandbox_id), client.get(sandbox.sandbox_id)["placement"]["id"]
     (stopped,) = kill(instance, "control", number=signal.SIGSTOP)
     try:
