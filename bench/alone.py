@@ -23,7 +23,7 @@ import aiohttp
 
 from atoll.agent.agent import Agent
 from atoll.agent.config import AgentConfig
-from atoll.agent.enrollment import enroll
+from atoll.agent.enrollment import by_token, obtain
 from atoll.agent.facts import read_facts
 from atoll.agent.transport import HttpTransport
 from atoll.base.secret import Secret
@@ -36,6 +36,7 @@ from atoll.programs import instance
 from atoll.programs.clock import SystemClock
 from atoll.programs.layout import Layout, cache_directory
 from atoll.programs.users import Account
+from atoll.wire.agent import Registration
 from bench.product import ROOT, CannotMeasure, free_ports
 
 ROOM: Final = Vector(10_000_000, 10_000_000, 100_000_000, 100_000)
@@ -111,13 +112,20 @@ async def _act(home: Path) -> None:
     layout = Layout(home)
     config = instance.load(layout)
     settings = AgentConfig(state_directory=layout.agent, control_url=config.control_url, facts=read_facts(layout.agent), agent_version="0")
+    wanted = Registration(name=config.host_name, capacity=ROOM, facts=settings.facts)
     identity = None
     while identity is None:
-        transport = HttpTransport(config.control_url)
+        opened: list[HttpTransport] = []
+
+        def connect(credential: Secret, opened: list[HttpTransport] = opened) -> HttpTransport:
+            opened.append(HttpTransport(config.control_url, credential))
+            return opened[-1]
+
         with contextlib.suppress(Exception):
             token = Secret(layout.enrollment_token.read_text().strip())
-            identity = await enroll(settings, token, registrar=transport, name=config.host_name, capacity=ROOM)
-        await transport.close()
+            identity = (await obtain(settings, wanted, connect=connect, admit=by_token(token), dice=os.urandom)).identity
+        for transport in opened:
+            await transport.close()
         await asyncio.sleep(0.1)
     image = ImageCache(cache_directory()).current("base")
     machine = FakeMachine(images=[Image(image.digest, image.name, labels={"arch": image.arch})])

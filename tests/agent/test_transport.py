@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import stat
 
 import pytest
 from aiohttp import web
 
-from atoll.agent.config import AgentConfig, Identity, load_identity, save_identity
-from atoll.agent.enrollment import enroll
+from atoll.agent.config import Identity, load_identity, save_identity
 from atoll.agent.transport import HttpTransport, refusal
 from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
-from atoll.base.units import Vector
 from atoll.wire.agent import MESSAGE_BYTES_MAX, HostFacts, HostHealth, Observe, Poll
 
 FACTS = HostFacts(arch="x86_64", cpu_count=2, memory_mib=1024, disk_mib=10, boot_id="b")
@@ -117,19 +114,6 @@ async def test_nobody_listens():
         await transport.observe(Observe(host_id="h", epoch="e", observations=[]))
     assert raised.value.code is Code.CONTROL_UNAVAILABLE
     await transport.close()
-
-
-async def test_enrolment_keeps_the_credential_for_root_alone(control, tmp_path):
-    control.answer = (201, {"host_id": "hst_9", "credential": "n3w", "credential_version": 2, "install_id": "ins_9"})
-    config = AgentConfig(state_directory=tmp_path, control_url=control.url, facts=FACTS)
-    transport = HttpTransport(control.url)
-    identity = await enroll(config, Secret("t0ken"), registrar=transport, name="box", capacity=Vector(1000, 512, 10, 5))
-    await transport.close()
-    assert "Authorization" not in control.seen[0][1]
-    assert (control.seen[0][2]["token"], control.seen[0][2]["capacity"]["cpu_millis"]) == ("t0ken", 1000)
-    assert load_identity(config.credential_path) == identity == Identity("hst_9", "ins_9", Secret("n3w"), 2)
-    assert stat.S_IMODE(config.credential_path.stat().st_mode) == 0o600
-    assert "n3w" not in repr(identity)
 
 
 def test_a_damaged_credential_file(tmp_path):

@@ -91,11 +91,17 @@ async def test_the_operators_word_that_it_is_off_frees_at_once(world: World, age
     await world.until(held, "failed", timeout_s=10)
 
 
-async def test_a_disabled_host_is_not_activated_but_enrolled_again(world: World, agent: Agent) -> None:
+async def test_a_disabled_host_is_not_activated_but_reset_and_enrolled_again(world: World, agent: Agent) -> None:
+    with pytest.raises(Refusal, match="ILLEGAL_STATE"):
+        await host(world, "reset")
     await host(world, "disable")
     with pytest.raises(Refusal, match="ILLEGAL_STATE"):
         await host(world, "activate")
     assert (await host(world, "disable"))["admin"] == "disabled"
+    with pytest.raises(Refusal, match="ENROLLMENT_CONFLICT"):
+        await Agent(world).enroll(await world.token("local"))
+    waiting = await host(world, "reset")
+    assert (waiting["admin"], waiting["health"]) == ("draining", "unknown")
     again = Agent(world)
     await again.enroll(await world.token("local"))
     await again.poll()
@@ -110,10 +116,22 @@ async def test_an_agent_that_comes_back_after_a_fence_is_told_to_remove_what_it_
     await host(world, "disable", off=True)
     while await world.held(agent.host_id):
         await world.running.fencing.step()
+    await host(world, "reset")
     again = Agent(world, holds=dict(agent.holds), generations=dict(agent.generations), seqs=agent.seqs)
     await again.enroll(await world.token("local"))
     answer = await again.poll()
     assert [(c.kind.value, c.placement_id) for c in answer.commands] == [("ensure_absent", placement)]
+
+
+async def test_a_fenced_host_is_not_reset_while_its_sandboxes_may_still_run(world: World, agent: Agent) -> None:
+    held = await ready(world, agent)
+    await host(world, "disable")
+    with pytest.raises(Refusal, match="ILLEGAL_STATE") as refused:
+        await host(world, "reset")
+    assert "--off" in refused.value.body["hint"]
+    await host(world, "disable", off=True)
+    await world.until(held, "failed", timeout_s=10)
+    assert (await host(world, "reset"))["admin"] == "draining"
 
 
 async def test_a_lost_host_is_said_so_and_ends_nothing(world: World, agent: Agent) -> None:
@@ -159,7 +177,8 @@ async def test_a_disabled_host_is_registered_no_more(world: World) -> None:
     await host(world, "disable", off=True)
     await second.enroll(await world.token("second"))
     with pytest.raises(Refusal, match="HOST_QUOTA"):
-        await Agent(world).enroll(await world.token("local"))
+        await host(world, "reset")
+    assert (await host(world))["admin"] == "disabled"
 
 
 async def test_racing_enrolments_do_not_pass_the_quota(world: World) -> None:

@@ -10,6 +10,7 @@ import pytest
 from atoll.base.units import Vector
 from atoll.control.sessions import FRESH_S, LEASE_S
 from atoll.domain.deployment import Deployment, DeploymentLimits
+from atoll.domain.host import LOST_AFTER_S
 from atoll.domain.placement import Observed
 from atoll.store import hosts
 from atoll.wire import agent as wire
@@ -74,7 +75,8 @@ async def test_a_host_that_holds_sandboxes_is_not_enrolled_anew(world: World, ag
     assert await refused(Agent(world).enroll(await world.token("local"))) == "ENROLLMENT_CONFLICT"
 
 
-async def test_an_empty_host_may_enrol_again_and_its_old_credential_ends(world: World, agent: Agent) -> None:
+async def test_an_empty_host_that_nobody_hears_of_may_enrol_again_and_its_old_credential_ends(world: World, agent: Agent) -> None:
+    world.clock.pass_s(LOST_AFTER_S)
     again = Agent(world, capacity=Vector(1000, 1024, 4096, 1))
     enrolled = await again.enroll(await world.token("local"))
     assert enrolled.host_id == agent.host_id
@@ -165,9 +167,11 @@ async def test_a_parked_poll_of_a_run_before_the_enrolment_gets_no_work(world: W
     """Else two machines would start what one was asked for."""
     parked = world.spawn(agent.poll(park_s=20.0))
     await asyncio.sleep(0.1)
+    world.clock.pass_s(LOST_AFTER_S)
     again = Agent(world)
     await again.enroll(await world.token("local"))
     sandbox_id = await world.accept()
+    world.look_at_deadlines()
     world.running.reconciler.hub.wake_host(agent.host_id)
     assert await asyncio.wait_for(refused(parked), timeout=30) == "STALE_AGENT_EPOCH"
     await again.poll()

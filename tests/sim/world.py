@@ -308,8 +308,12 @@ class Agent:
         body = wire.Enroll(token=token, name=self.name, capacity=self.capacity, facts=self.facts(), agent_version="0.1.0")
         answer = await self._post("enroll", body.model_copy(update=changes), credential=None)
         enrolled = wire.Enrolled.model_validate(answer)
-        self.host_id, self.credential = enrolled.host_id, enrolled.credential
+        self.host_id, self.credential = enrolled.host_id, enrolled.credential or self.credential
         return enrolled
+
+    async def identify(self) -> wire.Known:
+        """Who this credential is."""
+        return wire.Known.model_validate(await self._post("identity", wire.Message()))
 
     def message(self, *, park_s: float = 0.0, **changes: Any) -> wire.Poll:
         """The next poll as this agent would send it now."""

@@ -77,9 +77,19 @@ async def test_a_token_is_recorded_once_and_used_once(store: Store) -> None:
     token = hosts.Enrollment("enr_1", "digest", "local", NOW, NOW + 60)
     assert await store.write(lambda conn: hosts.add_enrollment(conn, token))
     assert not await store.write(lambda conn: hosts.add_enrollment(conn, replace(token, id="enr_2")))
-    await store.write(lambda conn: hosts.use_enrollment(conn, "enr_1", host_id="hst_1", now=NOW + 1))
+    await store.write(lambda conn: hosts.use_enrollment(conn, "enr_1", host_id="hst_1", form_digest="form", now=NOW + 1))
     found = await store.read(lambda conn: hosts.enrollment_by_digest(conn, "digest"))
-    assert found == replace(token, used_at=NOW + 1, host_id="hst_1")
+    assert found == replace(token, used_at=NOW + 1, host_id="hst_1", form_digest="form")
+
+
+async def test_only_tokens_that_expired_before_then_are_forgotten(store: Store) -> None:
+    for number, expires_at in enumerate((NOW - 1, NOW, NOW + 1)):
+        token = hosts.Enrollment(f"enr_{number}", f"digest-{number}", "local", NOW - 100, expires_at)
+        await store.write(lambda conn, token=token: hosts.add_enrollment(conn, token))
+    await store.write(lambda conn: hosts.use_enrollment(conn, "enr_0", host_id="hst_1", form_digest="form", now=NOW - 2))
+    assert await store.write(lambda conn: hosts.forget_enrollments(conn, expired_before=NOW)) == 1
+    left = [await store.read(lambda conn, n=n: hosts.enrollment_by_digest(conn, f"digest-{n}")) for n in range(3)]
+    assert [one is not None for one in left] == [False, True, True]
 
 
 async def test_what_is_wanted_follows_every_change(store: Store, put: Put, machine: Host) -> None:

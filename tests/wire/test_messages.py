@@ -22,6 +22,8 @@ GOLDEN = Path(agent.__file__).parent / "golden"
 MODELS: dict[str, type[BaseModel]] = {
     "agent/enroll": agent.Enroll,
     "agent/enrolled": agent.Enrolled,
+    "agent/known": agent.Known,
+    "agent/registration": agent.Registration,
     "agent/poll": agent.Poll,
     "agent/poll_answer": agent.PollAnswer,
     "agent/poll_answer_absent": agent.PollAnswer,

@@ -4,7 +4,7 @@ Read `agent.py` first (what runs beside what), then `record.py` (what is known o
 `executor.py` (how it gets there) and `session.py` (how control hears of it). Imports everything above it but `control`.
 
     config = AgentConfig(state_directory=path, control_url=url, facts=read_facts(path))
-    identity = load_identity(config.credential_path) or await enroll(config, token, registrar=HttpTransport(url), name=..., capacity=...)
+    identity = load_identity(config.credential_path) or (await obtain(config, registration, connect=..., admit=by_token(token))).identity
     transport = HttpTransport(url, identity.credential)
     agent = Agent(config, identity, drivers={Isolation.GVISOR: driver}, clock=clock, dice=os.urandom, transport=transport)
     loop.add_signal_handler(signal.SIGTERM, agent.stop)

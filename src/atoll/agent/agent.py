@@ -77,6 +77,9 @@ class Agent:
         self._over: asyncio.Future[Exit] | None = None
         self.epoch: str | None = None
         """Of this run, once it is committed."""
+        self.ledger: Ledger | None = None
+        """What it knows, to be looked at; None before it is open and after it is closed."""
+        self.deadlines: Deadlines | None = None
 
     def stop(self) -> None:
         """End the run; guests go on."""
@@ -101,7 +104,7 @@ class Agent:
 
     async def _run(self, journal: Journal) -> Exit:
         outbox = Outbox()
-        ledger = Ledger(journal, outbox, boot_id=self._config.facts.boot_id)
+        self.ledger = ledger = Ledger(journal, outbox, boot_id=self._config.facts.boot_id)
         quarantine = Quarantine()
         health = Health(self._config, self._drivers, quarantine, self._clock, recalled=ledger.isolations(), remember=ledger.keep_isolations)
         vault = Vault(self._fetch, self._dice)
@@ -116,7 +119,7 @@ class Agent:
             await settle(ledger, self._drivers, quarantine, inherited=steps.inherited, parallel=self._config.parallel_max)
             ledger.say_all()
             with contextlib.closing(self._make_alarm()) as alarm:
-                deadlines = Deadlines(
+                self.deadlines = deadlines = Deadlines(
                     clock=self._clock, alarm=alarm, records=ledger, decide=executor.decide, lease_until=ledger.lease_until()
                 )
                 steps.may_start = deadlines.may_start

@@ -27,6 +27,7 @@ class AgentConfig:
     state_directory: Path
     """0700; credential, journal and lock are in it."""
     control_url: str
+    """For people: where control is; the transport knows how to get there."""
     facts: HostFacts
     agent_version: str = ""
     park_s: float = POLL_PARK_S_MAX
@@ -96,11 +97,17 @@ def save_identity(path: Path, identity: Identity) -> None:
         "credential": identity.credential.reveal(),
         "credential_version": identity.credential_version,
     }
+    write_private(path, json.dumps(content).encode())
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file for root alone (0600), whole or not at all, durable when it returns."""
     draft = path.with_name(f"{path.name}.new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(fd, 0o600)
-        os.write(fd, json.dumps(content).encode())
+        while content:
+            content = content[os.write(fd, content) :]
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -201,6 +201,7 @@ class Session:
             holds=holds,
             end_revisions=ends,
             tombstones=tombstones,
+            sent_at=self._clock.now(),
             park_s=0.0 if first or self._lost or host.outbox.more() else self._park_s(health),
         )
 

@@ -1,5 +1,8 @@
 """Transport: how the agent's messages get to control. A port, and its implementation over HTTP.
 
+Control may have several replicas; one is dialled, and another after it could not be reached or did not answer. Other machines are
+spoken to over TLS alone (`trust.py`); a certificate that does not hold is CONTROL_UNTRUSTED, which may pass: it can be renewed.
+
 *Errors* of every call: Refused with control's code (401, 409, 400, 413), Unavailable (429, 503, no connection; nothing happened),
 OutcomeUnknown (sent, and no answer, or one that makes no sense).
 """
@@ -7,11 +10,14 @@ OutcomeUnknown (sent, and no answer, or one that makes no sense).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
+from atoll.agent.trust import check_url, context
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
 from atoll.wire.agent import (
@@ -20,6 +26,8 @@ from atoll.wire.agent import (
     Enroll,
     Enrolled,
     ErrorBody,
+    Known,
+    Message,
     Observe,
     ObserveAnswer,
     Payloads,
@@ -27,6 +35,7 @@ from atoll.wire.agent import (
     Poll,
     PollAnswer,
 )
+from atoll.wire.wellknown import PATH, WellKnown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -52,13 +61,27 @@ class Transport(Protocol):
 class HttpTransport:
     """`Transport` by aiohttp. Use it, and close it, within one event loop."""
 
-    def __init__(self, url: str, credential: Secret | None = None) -> None:
-        self._url = url.rstrip("/")
+    def __init__(self, urls: str | Sequence[str], credential: Secret | None = None, *, authority: Path | None = None) -> None:
+        """`authority`: who signs control's certificate, where this machine does not know it. *Errors*: those of `trust`."""
+        self._urls = [check_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self._urls:
+            raise Refused(Code.INVALID_REQUEST, "no address of control is given")
+        self._at = 0
         self._credential = credential
+        self._trust = context(authority) if any(url.startswith("https:") for url in self._urls) else None
         self._session: aiohttp.ClientSession | None = None
 
+    async def well_known(self) -> WellKnown:
+        """What joining machines should know."""
+        body = await self._exchange("GET", PATH, None, what="the well-known document", within_s=CALL_S)
+        return _read_as(WellKnown, body, "the well-known document")
+
+    async def identity(self) -> Known:
+        """Who this credential is. *Errors*: Refused CREDENTIAL_REVOKED when it is nobody's."""
+        return await self._call("identity", Message(), Known, within_s=CALL_S)
+
     async def enroll(self, message: Enroll) -> Enrolled:
-        """Change a one-use token for this host's credential."""
+        """Use a one-use token up for a host."""
         return await self._call("enroll", message, Enrolled, within_s=CALL_S)
 
     async def poll(self, message: Poll) -> PollAnswer:
@@ -84,37 +107,59 @@ class HttpTransport:
             self._session = None
 
     async def _call(self, name: str, message: BaseModel, kind: type[M], *, within_s: float) -> M:
-        body = await self._send(name, message, within_s=within_s)
-        try:
-            return kind.model_validate_json(body)
-        except ValidationError as error:
-            # The text of the error would quote what was received, which may hold secrets.
-            fields = ", ".join(".".join(str(part) for part in e["loc"]) for e in error.errors(include_input=False)[:5])
-            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, f"control's answer to {name} makes no sense: {fields}") from None
+        return _read_as(kind, await self._send(name, message, within_s=within_s), name)
 
     async def _send(self, name: str, message: BaseModel, *, within_s: float) -> bytes:
-        session = self._open()
         data = message.model_dump_json(exclude_none=True).encode()
+        return await self._exchange("POST", f"/agent/v1/{name}", data, what=name, within_s=within_s)
+
+    async def _exchange(self, method: str, path: str, data: bytes | None, *, what: str, within_s: float) -> bytes:
+        session = self._open()
+        at, url = self._at, self._urls[self._at % len(self._urls)]
         headers = {"Content-Type": "application/json"}
         if self._credential is not None:
             headers["Authorization"] = f"Bearer {self._credential.reveal()}"
         timeout = aiohttp.ClientTimeout(total=within_s, sock_connect=5.0)
         try:
-            async with session.post(f"{self._url}/agent/v1/{name}", data=data, headers=headers, timeout=timeout) as response:
+            async with session.request(method, url + path, data=data, headers=headers, timeout=timeout, allow_redirects=False) as response:
                 body = await _read(response)
                 if response.status >= 300:
                     raise refusal(response.status, body, response.headers.get("Retry-After"))
                 return body
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
+            self._turn(at)
+            raise Unavailable(Code.CONTROL_UNTRUSTED, f"what answers at {url} is not to be trusted: {_reason(error)}") from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unavailable(Code.CONTROL_UNAVAILABLE, f"control is not reachable at {self._url}: {type(error).__name__}") from error
+            self._turn(at)
+            raise Unavailable(Code.CONTROL_UNAVAILABLE, f"control is not reachable at {url}: {type(error).__name__}") from error
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
-            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, f"no answer to {name}: {type(error).__name__}") from error
+            self._turn(at)
+            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, f"no answer to {what}: {type(error).__name__}") from error
+
+    def _turn(self, at: int) -> None:
+        """The next call dials the next replica; calls that fail together turn once."""
+        if self._at == at:
+            self._at += 1
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=8, keepalive_timeout=60.0, ttl_dns_cache=30)
+            connector = aiohttp.TCPConnector(limit=8, keepalive_timeout=60.0, ttl_dns_cache=30, ssl=self._trust or True)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
+
+
+def _read_as(kind: type[M], body: bytes, what: str) -> M:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        # The text of the error would quote what was received, which may hold secrets.
+        fields = ", ".join(".".join(str(part) for part in e["loc"]) for e in error.errors(include_input=False)[:5])
+        raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, f"control's answer to {what} makes no sense: {fields}") from None
+
+
+def _reason(error: aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError) -> str:
+    cause = error.certificate_error if isinstance(error, aiohttp.ClientConnectorCertificateError) else error.os_error
+    return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or cause)
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -78,6 +78,8 @@ class Code(StrEnum):
     COMMAND_CONFLICT = "COMMAND_CONFLICT"
     PROTOCOL_UNSUPPORTED = "PROTOCOL_UNSUPPORTED"
     CREDENTIAL_REVOKED = "CREDENTIAL_REVOKED"
+    TLS_REQUIRED = "TLS_REQUIRED"
+    CONTROL_UNTRUSTED = "CONTROL_UNTRUSTED"
     # weather
     CONTROL_UNAVAILABLE = "CONTROL_UNAVAILABLE"
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
@@ -152,13 +154,15 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.PLACEMENT_LOST: "The host no longer has this sandbox.",
     Code.HOST_QUARANTINED: "The host holds things that it cannot explain; `atoll doctor` lists them.",
     Code.ENROLLMENT_TOKEN_INVALID: "Make a new token with `atoll host enrollment-token create`.",
-    Code.ENROLLMENT_CONFLICT: "This host is enrolled with other facts; disable it first or use another id.",
+    Code.ENROLLMENT_CONFLICT: "This host is enrolled with other facts; disable and reset it first, or use another name.",
     Code.OVERLAPPING_AGENT_SESSION: "Another agent run holds this host; stop it or wait until its session is stale.",
     Code.STALE_AGENT_EPOCH: "A newer agent run has taken over this host; this one must end.",
     Code.STALE_POLL: "A newer poll of the same session exists; only that one is answered.",
     Code.COMMAND_CONFLICT: "The same command id came with other content; this is a fault of control.",
     Code.PROTOCOL_UNSUPPORTED: "Update the older of the two programs.",
-    Code.CREDENTIAL_REVOKED: "The host was disabled; enrol it again.",
+    Code.CREDENTIAL_REVOKED: "The host was disabled; `atoll host reset` lets it enrol again.",
+    Code.TLS_REQUIRED: "Use control's https:// address; plain HTTP is for addresses of this machine only.",
+    Code.CONTROL_UNTRUSTED: "Give the authority that signed its certificate (--ca FILE or --ca-pin), and the name that the certificate is for.",
     Code.CONTROL_UNAVAILABLE: "Control is not reachable; try again, `atoll status` shows whether it runs.",
     Code.STORE_UNAVAILABLE: "The database did not answer; nothing was changed, try again.",
     Code.STORE_FULL: "The disk of the database is full; free space, nothing was changed.",

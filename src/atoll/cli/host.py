@@ -6,14 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.cli import completion, output
+from atoll.cli import completion, enrollment, output
 from atoll.cli.output import JsonOption
 from atoll.cli.session import session
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What holds sandboxes (operators).")
 
-tokens = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="One-use tokens by which hosts enrol.")
-app.add_typer(tokens, name="enrollment-token")
+app.add_typer(enrollment.app, name="enrollment-token")
 
 HostArgument = Annotated[str, typer.Argument(help="Id or name.", autocompletion=completion.hosts)]
 
@@ -61,10 +60,15 @@ def get_host(
             ("admin state", found.get("admin")),
             ("health", found.get("health")),
             ("isolation", found.get("isolations")),
-            ("problems", found.get("problems")),
+            ("problems", [f"{one['id']} ({one['detail']})" if one["detail"] else one["id"] for one in found.get("conditions") or []]),
             ("sandboxes", found.get("sandboxes")),
             ("capacity", found.get("capacity")),
             ("used", found.get("used")),
+            ("registered", (found.get("registered") or {}).get("inventory")),
+            ("reserve", (found.get("registered") or {}).get("reserve")),
+            ("overcommit", (found.get("registered") or {}).get("overcommit")),
+            ("reported", found.get("reported")),
+            ("slots in", (found.get("registered") or {}).get("slots")),
             ("architecture", found.get("arch")),
             ("region", found.get("region")),
             ("labels", found.get("labels")),
@@ -127,24 +131,25 @@ def disable_host(
     off: Annotated[bool, typer.Option("--off", help="The machine is known to be off: count its sandboxes as gone at once.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fence a host: its credential ends, its sandboxes end, and it must be enrolled again."""
+    """Fence a host: its credential ends, its sandboxes end, and it must be reset and enrolled again."""
     _set_admin(host, "disable", off=off, as_json=as_json)
 
 
-@tokens.command("create")
-def create_token(
-    name: Annotated[str, typer.Argument(help="Name of the host that may enrol with it.")],
-    life_s: Annotated[int, typer.Option("--life", min=1, max=3600, help="Seconds until it expires.")] = 3600,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a one-use token by which a host enrols. It is shown once."""
+@app.command("reset")
+def reset_host(host: HostArgument, as_json: JsonOption = False) -> None:
+    """Let a disabled machine enrol anew, once nothing of it counts as being there."""
+    _set_admin(host, "reset", as_json=as_json)
+
+
+@app.command("recount")
+def recount_host(host: HostArgument, as_json: JsonOption = False) -> None:
+    """Let a host grant what its machine has now, after memory, cores or disks were changed."""
     with session() as api:
-        made = api.create_enrollment_token(host_name=name, life_s=life_s)
+        changed = api.recount_host(host)
     if as_json:
-        output.document(made)
+        output.document(changed)
         return
-    print(made["token"])
-    typer.echo(f"for host {made['hostName']}, until {output.moment(made['expiresAt'])}; shown this once, kept as a digest.", err=True)
+    print(f"{changed['name']} grants {', '.join(f'{name}={amount}' for name, amount in changed['capacity'].items())}")
 
 
 def _set_admin(host: str, verb: str, *, as_json: bool, off: bool = False) -> None:

@@ -7,14 +7,16 @@ and its caller decides).
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 from urllib.parse import quote, urlencode
 
 import httpx
 
-from atoll.base.errors import Code, Unavailable
+from atoll.base.errors import Code, Refused, Unavailable
 from atoll.client import failures
 from atoll.client.guest import Guest
 from atoll.client.target import Target
@@ -37,6 +39,7 @@ class Api:
             headers={"X-API-KEY": target.key.reveal(), "User-Agent": "atoll-cli"},
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
             transport=transport,
+            verify=_verify(target.authority),
             # A proxy for the outside world has no business between us and our own machine, unless the target is elsewhere.
             trust_env=not target.url.startswith(("http://127.0.0.1", "http://localhost")),
         )
@@ -182,9 +185,21 @@ class Api:
         return self._call("GET", f"/v1/hosts/{_path(reference)}")
 
     def set_host_admin(self, reference: str, verb: str, *, off: bool = False) -> Json:
-        """`activate`, `drain` or `disable`; operators only. `off`: the machine is known to be off."""
+        """`activate`, `drain`, `disable` or `reset`; operators only. `off`: the machine is known to be off."""
         options: Json = {"json": {"off": off}} if verb == "disable" else {}
         return self._call("POST", f"/v1/hosts/{_path(reference)}/{verb}", **options)
+
+    def register_host(self, name: str, body: Json) -> Json:
+        """Make a host without a token; operators only. *Idempotency*: the same again changes nothing."""
+        return self._call("PUT", f"/v1/hosts/{_path(name)}/registration", json=body)
+
+    def recount_host(self, reference: str) -> Json:
+        """Let a host grant what its machine has now; operators only."""
+        return self._call("POST", f"/v1/hosts/{_path(reference)}/recount")
+
+    def well_known(self) -> Json:
+        """What a machine needs to know before it may join; for everybody."""
+        return self._call("GET", "/.well-known/atoll")
 
     def create_enrollment_token(self, *, host_name: str, life_s: int = 3600) -> Json:
         """A one-use token for a host of this name; `token` is in this answer and nowhere else."""
@@ -267,6 +282,15 @@ class Api:
         if answer.is_success:
             return answer
         raise failures.of_control(answer.status_code, answer.content, retry_after=answer.headers.get("retry-after"))
+
+
+def _verify(authority: Path | None) -> ssl.SSLContext | bool:
+    if authority is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except (OSError, ssl.SSLError) as error:
+        raise Refused(Code.INVALID_REQUEST, f"{authority} cannot be used as an authority: {error}") from error
 
 
 def _items(answer: Json) -> list[Json]:

@@ -32,6 +32,8 @@ class Target:
     sandbox_url: str
     source: str
     """Where this was found, for people."""
+    authority: Path | None = None
+    """Who signs its certificate, where this machine does not know it: ATOLL_CA_FILE."""
 
 
 def home_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -52,7 +54,8 @@ def _from_environment(environ: Mapping[str, str], prefix: str) -> Target | None:
     if not url or not key:
         return None
     sandbox_url = environ.get(f"{prefix}_SANDBOX_URL") or url
-    return Target(url.rstrip("/"), Secret(key), sandbox_url.rstrip("/"), f"{prefix}_API_URL")
+    named = environ.get("ATOLL_CA_FILE")
+    return Target(url.rstrip("/"), Secret(key), sandbox_url.rstrip("/"), f"{prefix}_API_URL", Path(named) if named else None)
 
 
 def of_instance(home: Path, environ: Mapping[str, str] = os.environ) -> Target:

@@ -1,4 +1,4 @@
-"""The agents' routes: /agent/v1/{enroll,poll,observe,payloads}, bare ASGI (wire/agent.py says what each is for).
+"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,payloads}, bare ASGI (wire/agent.py says what each is for).
 
 Each host has a rate of its own, in this replica: an agent that spins is told when to come again, and costs others nothing. Who shows no
 valid credential, and who enrols, share one rate each.
@@ -62,6 +62,8 @@ class Agents:
             return
         host = await self._host(scope)
         match call:
+            case "identity":
+                await asgi.answer_model(send, await self._enrollment.identify(host))
             case "poll":
                 poll = asgi.parse(wire.Poll, data)
                 answer = await _unless_gone(self._sessions.poll(host, poll), receive)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import Bug, Code
 from atoll.base.ids import Dice
-from atoll.control import agents, bootstrap, routes
+from atoll.control import agents, bootstrap, routes, wellknown
 from atoll.control.api import archives
 from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
@@ -43,6 +43,7 @@ from atoll.control.sandboxes import Sandboxes
 from atoll.control.sessions import Sessions
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
+from atoll.control.wellknown import Joining, WellKnown
 from atoll.control.whys import Whys
 from atoll.domain.deployment import Deployment
 from atoll.images.carrier import Carrier
@@ -84,6 +85,7 @@ class ControlSettings:
     api: bool = True
     """False: people's APIs are not made, which takes a while; `hot` and `service` are there. For simulations."""
     records_kept_s: float = 24 * 3600.0
+    joining: Joining = field(default_factory=Joining)
 
 
 Served = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -117,7 +119,7 @@ class Control:
     async def _begin(self) -> None:
         store, incarnation = await self._opened()
         settings, clock, dice = self.settings, self._clock, self._dice
-        tokens = Tokens(root=_key(settings.secrets / "token.key"), signing=_signing(settings.secrets / "guest-ed25519"))
+        self._tokens = tokens = Tokens(root=_key(settings.secrets / "token.key"), signing=_signing(settings.secrets / "guest-ed25519"))
         self._routes = routes.Routes(tokens, edge_token=(settings.secrets / "edge.token").read_text().strip(), incarnation=incarnation)
         hub, directory = Hub(), Directory()
         orders = Orders(store=store, sealer=Sealer(_key(settings.secrets / "sealing.key")), tokens=tokens, clock=clock)
@@ -228,7 +230,11 @@ class Control:
 
     def _serve(self) -> None:
         settings = self.settings
-        self.hot = [(agents.PREFIX, agents.Agents(self.sessions, self.enrollment, self._clock)), (routes.PREFIX, self._routes)]
+        self.hot: list[tuple[str, Served]] = [
+            (agents.PREFIX, agents.Agents(self.sessions, self.enrollment, self._clock)),
+            (routes.PREFIX, self._routes),
+            (wellknown.PREFIX, self._well_known()),
+        ]
         if settings.api:
             self._app = build_app(
                 self.service,
@@ -249,6 +255,17 @@ class Control:
         )
         self._spawn(retention.run(self.reconciler.store, self._clock, keep_s=settings.records_kept_s))
         self._started = True
+
+    def _well_known(self) -> WellKnown:
+        settings = self.settings
+        return WellKnown(
+            joining=settings.joining,
+            install_id=settings.install_id,
+            version=settings.version,
+            guest_public_key=self._tokens.guest_public_key,
+            directory=self.reconciler.directory,
+            clock=self._clock,
+        )
 
     async def stop(self) -> None:
         """End loops and streams, then close the store; what was committed stays, whatever was under way is taken up by the next start."""

@@ -23,6 +23,7 @@ from atoll.domain.sandbox import Sandbox
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role
 from atoll.planning.resolve import CreateRequest
+from atoll.wire import agent as wire
 
 
 class Facade:
@@ -110,6 +111,12 @@ class Facade:
 
     async def set_host_admin(self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False) -> HostView:
         return await self._hosts.set_admin(caller, host_id, event, off=off)
+
+    async def register_host(self, caller: Caller, registration: wire.Registration) -> HostView:
+        return await self._hosts.register(caller, registration)
+
+    async def recount_host(self, caller: Caller, host_id: str) -> HostView:
+        return await self._hosts.recount(caller, host_id)
 
     async def create_enrollment_token(self, caller: Caller, *, host_name: str, life_s: float = TOKEN_LIFE_S) -> NewToken:
         return await self._hosts.create_token(caller, host_name=host_name, life_s=life_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import sqlalchemy as sa
@@ -26,6 +26,7 @@ from atoll.control.loops.fencing import Fencing
 from atoll.control.service import Caller, HostView, NewToken
 from atoll.domain import host as domain
 from atoll.domain.host import Admin, AdminEvent, Host, health
+from atoll.domain.inventory import CAPACITY, capacity
 from atoll.domain.machine import IllegalMove
 from atoll.planning import admission
 from atoll.store import facts
@@ -33,6 +34,7 @@ from atoll.store import hosts as stored
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
+from atoll.wire import agent as wire
 
 LOG = get_logger()
 
@@ -73,9 +75,17 @@ class Hosts:
             host = stored.by_id(conn, wanted)
             if host is None:
                 raise Refused(Code.HOST_NOT_FOUND, f"host {reference[:64]!r} was not found")
+            if event is AdminEvent.RESET and (held := stored.placements_held(conn, host.id)):
+                raise Refused(
+                    Code.ILLEGAL_STATE,
+                    f"{held} sandboxes of host {host.name} do not count as gone yet",
+                    hint=f"Wait for its last lease, or say that the machine is off: `atoll host disable {host.name} --off`.",
+                )
             changed = _moved(host, event, off=off)
             if changed == host:
                 return host
+            if event is AdminEvent.RESET:
+                admission.admit_host(stored.count(conn).registered, self.configuration.current.deployment)
             if changed.admin is Admin.ACTIVE:
                 admission.admit_active_host(stored.count(conn).active, self.configuration.current.deployment)
             stored.save(conn, changed)
@@ -89,6 +99,29 @@ class Hosts:
             self.fencing.due.set()
         else:
             LOG.info(names.HOST_ADMIN_CHANGED, host_id=host.id, name=host.name, state=host.admin.value)
+        return await self.get(caller, host.id)
+
+    async def register(self, caller: Caller, registration: wire.Registration) -> HostView:
+        """As Service.register_host."""
+        _operator(caller)
+        host = await self.enrollment.register(registration)
+        return await self.get(caller, host.id)
+
+    async def recount(self, caller: Caller, reference: str) -> HostView:
+        """As Service.recount_host."""
+        wanted = (await self.get(caller, reference)).host.id
+
+        def work(conn: sa.Connection) -> Host:
+            host = stored.locked(conn, wanted)
+            if host is None:
+                raise Refused(Code.HOST_NOT_FOUND, f"host {reference[:64]!r} was not found")
+            changed = _recounted(host, used=facts.used(conn, host.id))
+            stored.save(conn, changed)
+            return replace(changed, revision=changed.revision + 1)
+
+        host = await self.store.write(work)
+        self.directory.put(host)
+        LOG.warning(names.HOST_RECOUNTED, host_id=host.id, name=host.name, what=asdict(host.capacity))
         return await self.get(caller, host.id)
 
     async def create_token(self, caller: Caller, *, host_name: str, life_s: float) -> NewToken:
@@ -108,13 +141,39 @@ def _moved(host: Host, event: AdminEvent, *, off: bool) -> Host:
     try:
         admin = domain.step(host.admin, event)
     except IllegalMove:
-        raise Refused(Code.ILLEGAL_STATE, f"host {host.name} is {host.admin}; a disabled host is enrolled again") from None
+        what = "a disabled host is reset, then enrolled again" if host.admin is Admin.DISABLED else "only a disabled host is reset"
+        raise Refused(
+            Code.ILLEGAL_STATE,
+            f"host {host.name} is {host.admin}; {what}",
+            hint="`atoll host get` shows it, `atoll host --help` what it can.",
+        ) from None
+    if event is AdminEvent.RESET:
+        return replace(host, admin=admin, epoch=None, seen_at=None, lease_until=None, problems=())
     if admin is not Admin.DISABLED:
         return replace(host, admin=admin)
     changed = replace(host, admin=admin, lease_until=None if off else host.lease_until)
     if host.admin is Admin.DISABLED:
         return changed
     return replace(changed, credential_digest=None, credential_version=host.credential_version + 1)
+
+
+def _recounted(host: Host, *, used: Vector) -> Host:
+    registered, reported = host.registered, host.reported
+    if registered is None or registered.overcommit is None or reported is None:
+        raise Refused(
+            Code.ILLEGAL_STATE,
+            f"host {host.name} has not said how its capacity is reckoned, or what its machine has",
+            hint="Let its agent register again: disable it, reset it, and join with a new token.",
+        )
+    granted = capacity(reported, reserve=registered.reserve, overcommit=registered.overcommit, slots=host.capacity.slots)
+    if lacking := granted.lacks(used):
+        raise Refused(
+            Code.ILLEGAL_STATE,
+            f"the machine of {host.name} has too little {', '.join(lacking).lower()} for what it holds",
+            hint=f"`atoll host drain {host.name}`, and count again when enough has ended.",
+        )
+    problems = tuple(problem for problem in host.problems if problem != CAPACITY)
+    return replace(host, capacity=granted, registered=replace(registered, inventory=reported), problems=problems)
 
 
 def _view(conn: sa.Connection, host: Host) -> tuple[Host, Vector, int]:

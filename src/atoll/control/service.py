@@ -17,6 +17,7 @@ from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
 from atoll.planning.placing import Explanation
 from atoll.planning.resolve import CreateRequest
+from atoll.wire import agent as wire
 from atoll.wire.document import Problem
 from atoll.wire.normal_form import Change
 
@@ -212,9 +213,17 @@ class Service(Protocol):
         ...
 
     async def set_host_admin(self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False) -> HostView:
-        """Activate, drain or disable; operators only. Disabling is a fence: see control.hosts. `off`: the machine is known to be off, so
-        its last lease needs no waiting for. *Errors*: ILLEGAL_STATE for a disabled host, which is enrolled again instead.
+        """Activate, drain, disable or reset; operators only. Disabling is a fence: see control.hosts. `off`: the machine is known to be
+        off, so its last lease needs no waiting for. *Errors*: ILLEGAL_STATE for a disabled host, which is reset and enrolled again instead.
         """
+        ...
+
+    async def register_host(self, caller: Caller, registration: wire.Registration) -> HostView:
+        """Make a host without a token; operators only. *Idempotency*: the same again is fine. *Errors*: ENROLLMENT_CONFLICT, HOST_QUOTA."""
+        ...
+
+    async def recount_host(self, caller: Caller, host_id: str) -> HostView:
+        """Let the host grant what its machine has now; operators only. *Errors*: ILLEGAL_STATE (nothing known, or less than is in use)."""
         ...
 
     async def create_enrollment_token(self, caller: Caller, *, host_name: str, life_s: float = 3600.0) -> NewToken:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Sequence
+import hmac
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +25,9 @@ from atoll.base.ids import EpochId
 from atoll.control.answers import Answers
 from atoll.control.consoles import Consoles
 from atoll.control.directory import Directory
+from atoll.control.enrollment import facts_of
 from atoll.control.hub import Hub
+from atoll.control.inspection import Findings, Inspection
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import Orders
@@ -47,8 +50,8 @@ RENEW_S: Final = 2.0
 _MOMENT_S: Final = 0.001
 """Less than this is no time to park for."""
 
-_Health = tuple[frozenset[str], frozenset[str], tuple[str, ...]]
-"""Isolations, images, problems."""
+_Health = tuple[frozenset[str], frozenset[str], tuple[str, ...], Mapping[str, str]]
+"""Isolations, images, problems, facts."""
 
 
 @dataclass(slots=True)
@@ -88,13 +91,14 @@ class Sessions:
         self._consoles = consoles
         self._fencing = fencing
         self._answers = Answers(store=store, orders=orders, consoles=consoles, incarnation=incarnation)
+        self._inspection = Inspection()
         self._sessions: dict[str, _Session] = {}
 
     async def host_of(self, credential: str) -> Host:
         """The host of this credential. *Errors*: Refused CREDENTIAL_REVOKED."""
         digest = hashlib.sha256(credential.encode()).hexdigest()
         found = await self._store.read(lambda conn: hosts.by_credential(conn, digest))
-        if found is None:
+        if found is None or not hmac.compare_digest(found.credential_digest or "", digest):
             raise Refused(Code.CREDENTIAL_REVOKED, "this host credential is unknown or revoked")
         return found
 
@@ -103,11 +107,12 @@ class Sessions:
         received_at = self._clock.now()
         self._check(host, poll)
         host, session = await self._session(host, poll)
+        findings = self._inspection.look(host, poll, received_at=received_at)
         overtaken = asyncio.Event()
         if session.newest is not None:
             session.newest.set()
         session.newest, session.poll_seq = overtaken, poll.poll_seq
-        lease_s = await self._renew(host, poll, session)
+        lease_s = await self._renew(host, poll, session, findings)
         self._reconciler.ends.heard(host.id, poll.end_revisions)
         acknowledged, _ = await self.hear(host, poll.observations, epoch=poll.epoch)
         with self._hub.work_for(host.id) as work:
@@ -264,7 +269,7 @@ class Sessions:
                 epoch=EpochId(poll.epoch),
                 poll_seq=0,
                 agent_version=poll.agent_version,
-                facts={"kernel": poll.facts.kernel, "boot_id": poll.facts.boot_id, "cpu_count": str(poll.facts.cpu_count)},
+                facts=facts_of(poll.facts),
             )
             hosts.save(conn, changed)
             return replace(changed, revision=changed.revision + 1)
@@ -275,7 +280,7 @@ class Sessions:
 
     # What a poll commits and is answered.
 
-    async def _renew(self, host: Host, poll: wire.Poll, session: _Session) -> float:
+    async def _renew(self, host: Host, poll: wire.Poll, session: _Session, findings: Findings) -> float:
         """Have a lease committed for this poll, and say how long it is from when the poll was received.
 
         The first poll that comes to this replica after one to another is always committed, with its number: that is how the other one
@@ -284,10 +289,11 @@ class Sessions:
         problems = tuple(check.id for check in poll.health.checks if check.fatal and not check.ok)
         if poll.health.quarantined:
             problems = (*problems, "inventory.quarantine")
-        health = (frozenset(poll.health.isolations), frozenset(poll.health.images), problems)
+        problems = (*problems, *findings.problems)
+        health = (frozenset(poll.health.isolations), frozenset(poll.health.images), problems, findings.facts)
         now = self._clock.now()
         known = self._directory.host(host.id)
-        same = known is not None and known.epoch == poll.epoch and (host.isolations, host.images, host.problems) == health
+        same = known is not None and known.epoch == poll.epoch and _health(host) == health
         # A wall clock that was set back in between makes the age negative, and the lease is made anew.
         same = same and host.poll_seq == session.committed_seq
         if same and host.seen_at is not None and host.lease_until is not None and 0.0 <= now - host.seen_at < RENEW_S:
@@ -307,8 +313,8 @@ class Sessions:
                 raise Refused(Code.STALE_AGENT_EPOCH, "a newer agent run has taken over this host")
             if current.poll_seq >= poll.poll_seq:
                 raise Refused(Code.STALE_POLL, "a newer poll of this session has come to another replica")
-            if (current.isolations, current.images, current.problems) != health:
-                hosts.save(conn, replace(current, isolations=health[0], images=health[1], problems=health[2]))
+            if _health(current) != health:
+                hosts.save(conn, replace(current, isolations=health[0], images=health[1], problems=health[2], facts=health[3]))
             hosts.polled(conn, host.id, poll_seq=poll.poll_seq, seen_at=now, lease_until=now + LEASE_S)
             found = hosts.by_id(conn, host.id)
             assert found is not None
@@ -319,11 +325,24 @@ class Sessions:
         self._fencing.renewed(host.id)
         self._directory.put(after)
         if before is None or before.problems != after.problems or before.isolations != after.isolations or before.images != after.images:
-            LOG.info(names.HOST_HEALTH_CHANGED, host_id=host.id, what=sorted(after.isolations), check=list(after.problems))
+            self._tell(after, before=frozenset(before.problems) if before is not None else frozenset())
             self._reconciler.deadlines.set()
         if before is None or before.epoch != after.epoch:
             used = await self._store.read(lambda conn: facts.used(conn, host.id))
             self._directory.put(after, used=used)
+
+    @staticmethod
+    def _tell(host: Host, *, before: frozenset[str]) -> None:
+        """Somebody may have to act on a host that takes nothing new; that it does again is good news."""
+        what = {"host_id": host.id, "name": host.name, "what": sorted(host.isolations), "check": list(host.problems)}
+        if set(host.problems) - before:
+            LOG.warning(names.HOST_UNSCHEDULABLE, **what)
+        else:
+            LOG.info(names.HOST_HEALTH_CHANGED, **what)
+
+
+def _health(host: Host) -> _Health:
+    return host.isolations, host.images, host.problems, host.facts
 
 
 async def _any(*events: asyncio.Event, timeout: float) -> None:

@@ -2,7 +2,8 @@
 
 Theory of operation. Operators write `admin`; the agent's polls write the session fields; health is derived from the age of the last
 poll and never stored. `disabled` is a fence: the credential is cleared, its version raised, and everything on the host counts as
-gone once the last lease has run out. The credential itself is never stored, only its digest.
+gone once the last lease has run out. Nobody enrols such a host again before an operator has reset its identity, which is refused while
+anything still counts as being there. The credential itself is never stored, only its digest.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 from atoll.base.ids import EpochId, HostId
 from atoll.base.units import Vector
 from atoll.domain import machine
+from atoll.domain.inventory import Inventory, Registered, inventory_of
 
 
 class Admin(StrEnum):
@@ -31,6 +33,8 @@ class AdminEvent(StrEnum):
     ACTIVATE = "activate"
     DRAIN = "drain"
     DISABLE = "disable"
+    RESET = "reset"
+    """A disabled machine may come back: it drains, without a credential, until it has enrolled anew."""
 
 
 MOVES: Final[Mapping[tuple[Admin, AdminEvent], Admin]] = {
@@ -41,6 +45,7 @@ MOVES: Final[Mapping[tuple[Admin, AdminEvent], Admin]] = {
     (Admin.ACTIVE, AdminEvent.DISABLE): Admin.DISABLED,
     (Admin.DRAINING, AdminEvent.DISABLE): Admin.DISABLED,
     (Admin.DISABLED, AdminEvent.DISABLE): Admin.DISABLED,
+    (Admin.DISABLED, AdminEvent.RESET): Admin.DRAINING,
 }
 
 
@@ -87,10 +92,18 @@ class Host:
     problems: tuple[str, ...] = ()
     """Ids of failed checks; any makes the host unschedulable."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    """What the agent last said of the machine."""
+    registered: Registered | None = None
+    """What the capacity was reckoned from."""
+
+    @property
+    def reported(self) -> Inventory | None:
+        """What the machine has now, by its agent's word; None before the first."""
+        return inventory_of(self.facts)
 
 
 def step(state: Admin, event: AdminEvent) -> Admin:
-    """The admin state after an operator's word. *Errors*: machine.IllegalMove (a disabled host must be enrolled again)."""
+    """The admin state after an operator's word. *Errors*: machine.IllegalMove (a disabled host is reset, then enrolled again)."""
     return machine.step(MOVES, state, event)
 
 

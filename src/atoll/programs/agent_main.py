@@ -1,7 +1,8 @@
 """The agent's composition root: this machine's drivers, its identity, and the agent that joins them to control. Runs as root.
 
-A host that has no credential yet enrols with the one-use token that `up` left for it, and removes the token once the credential is on the
-disk. `sweep` is what `down` does when the agent has ended: everything with this instance's mark is removed, by the same drivers.
+How this machine is a host (`hosting.py`) says who control is and which drivers there are. A host that has no credential yet enrols with the
+one-use token that `up` or `agent join` left for it, and removes the token once the credential is on the disk. `sweep` is what `down` does
+when the agent has ended: everything with this host's mark is removed, by the same drivers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING, Final
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.programs import instance
+from atoll.domain.inventory import Inventory, capacity
+from atoll.programs import hosting, subnets
 from atoll.programs.clock import SystemClock
+from atoll.programs.files import read_json
 from atoll.programs.layout import USER, Layout, bin_directory, cache_directory, layout_of
 from atoll.programs.settling import settle_down
 from atoll.telemetry import events
@@ -30,42 +33,54 @@ from atoll.telemetry.log import configure, get_logger
 
 if TYPE_CHECKING:
     from atoll.agent.config import AgentConfig, Identity
+    from atoll.agent.enrollment import Admit, Obtained
+    from atoll.agent.transport import HttpTransport
     from atoll.domain.spec import Isolation
-    from atoll.drivers.port import Driver
+    from atoll.drivers.port import Driver, Mark
+    from atoll.programs.hosting import HostConfig
+    from atoll.wire.agent import Registration
 
 NAME: Final = "agent"
-CPU_OVERCOMMIT: Final = 16
-MEMORY_OVERCOMMIT: Final = 1
-DISK_OVERCOMMIT: Final = 8
-"""Disks of sandboxes are sparse; what is really free is looked at again when one is made."""
-SLOTS: Final = 2048
 ENROLL_S: Final = 120.0
 _ENROLL_EVERY_S: Final = 0.25
 
 log = get_logger()
 
 
-def capacity(facts_cpu: int, facts_memory_mib: int, free_disk_mib: int) -> Vector:
-    """What this machine registers, overcommit applied. *Units*: cores, MiB."""
-    return Vector(
-        cpu_millis=facts_cpu * 1000 * CPU_OVERCOMMIT,
-        memory_mib=facts_memory_mib * MEMORY_OVERCOMMIT,
-        disk_mib=free_disk_mib * DISK_OVERCOMMIT,
-        slots=SLOTS,
-    )
-
-
-def drivers(place: Layout, config: instance.Config, *, host_id: str) -> dict[Isolation, Driver]:
-    """The drivers of this machine by what they isolate with: gVisor by runsc, a shared kernel by crun or runc. They share one slot pool."""
-    from atoll.domain.spec import Isolation
-    from atoll.drivers.oci.build import oci_driver, slot_pool
-    from atoll.drivers.oci.config import OciConfig, RuntimeKind
+def drivers(place: Layout, config: HostConfig, *, host_id: str) -> dict[Isolation, Driver]:
+    """The drivers of this machine by what they isolate with."""
     from atoll.drivers.port import Mark
     from atoll.images.carrier import Carrier
     from atoll.images.unpacking import Unpacking
 
     mark = Mark(config.install_id, host_id)
-    pool = slot_pool(mark, subnet=config.subnet)
+    if config.driver is hosting.DriverName.FAKE:
+        return _fake_drivers(place, mark)
+    return _oci_drivers(place, mark, subnet=config.subnet or 0)
+
+
+def _fake_drivers(place: Layout, mark: Mark) -> dict[Isolation, Driver]:
+    """Both isolations on one machine that only exists in files; its images are those that the cache has manifests of."""
+    from atoll.domain.spec import Isolation
+    from atoll.drivers.fake.driver import FakeDriver
+    from atoll.drivers.fake.kept import KeptMachine
+    from atoll.drivers.port import Image
+
+    images = []
+    for path in sorted((cache_directory() / "templates").glob("*/current/manifest.json")):
+        manifest = read_json(path) or {}
+        images.append(Image(str(manifest.get("digest", "")), str(manifest.get("name", "")), labels={"arch": "x86_64"}))
+    machine = KeptMachine(place.fake_machine, images=images)
+    return {Isolation.GVISOR: FakeDriver(mark, machine=machine)}
+
+
+def _oci_drivers(place: Layout, mark: Mark, *, subnet: int) -> dict[Isolation, Driver]:
+    """GVisor by runsc, a shared kernel by crun or runc. They share one slot pool."""
+    from atoll.domain.spec import Isolation
+    from atoll.drivers.oci.build import oci_driver, slot_pool
+    from atoll.drivers.oci.config import OciConfig, RuntimeKind
+
+    pool = slot_pool(mark, subnet=subnet)
     binaries = bin_directory()
     unpacking = Unpacking(Carrier(binaries / "atoll-io", place.blobs), place.images)
 
@@ -93,7 +108,7 @@ def _found(name: str) -> Path:
     return Path(shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin") or f"/usr/bin/{name}")
 
 
-def agent_config(place: Layout, config: instance.Config) -> AgentConfig:
+def agent_config(place: Layout, config: HostConfig) -> AgentConfig:
     """Where the agent keeps its things and whom it dials."""
     from atoll.agent.config import AgentConfig
     from atoll.agent.facts import read_facts
@@ -107,54 +122,97 @@ def agent_config(place: Layout, config: instance.Config) -> AgentConfig:
     )
 
 
-async def identity(place: Layout, config: instance.Config, settings: AgentConfig) -> Identity:
+def registration(place: Layout, config: HostConfig, settings: AgentConfig) -> Registration:
+    """What this machine registers: what it has, without what is kept back, times the overcommit.
+
+    What is in use of its disk already counts as kept back: nobody can be promised it.
+    """
+    from atoll.agent.facts import free_mib
+    from atoll.wire.agent import Overcommit, Registration
+
+    facts, kept, over = settings.facts, config.reserve, config.overcommit
+    in_use = max(0, facts.disk_mib - free_mib(place.sandboxes))
+    reserve = Vector(kept.cpu_millis, kept.memory_mib, kept.disk_mib + in_use)
+    inventory = Inventory(facts.cpu_count, facts.memory_mib, facts.disk_mib)
+    return Registration(
+        name=config.name,
+        capacity=capacity(inventory, reserve=reserve, overcommit=over, slots=config.slots),
+        facts=facts,
+        reserve=reserve,
+        overcommit=Overcommit(cpu=over.cpu, memory=over.memory, disk=over.disk),
+        slots=config.slot_cidr,
+        region=config.region,
+        labels=dict(config.labels),
+        agent_version=settings.agent_version,
+    )
+
+
+async def identity(place: Layout, config: HostConfig, settings: AgentConfig) -> Identity:
     """Who this host is: by its credential, or by enrolling now. *Errors*: Refused SETUP_FAILED, ENROLLMENT_*."""
     from atoll.agent.config import load_identity
+    from atoll.agent.enrollment import by_token
 
     known = load_identity(settings.credential_path)
     if known is None:
-        known = await _enroll(place, config, settings)
-    elif known.install_id != config.install_id:
+        known = (await enroll(place, config, settings, by_token(_token(place)))).identity
+    if known.install_id != config.install_id:
         raise Refused(Code.SETUP_FAILED, f"the credential in {settings.credential_path} is of another install ({known.install_id})")
     place.enrollment_token.unlink(missing_ok=True)
     return known
 
 
-async def _enroll(place: Layout, config: instance.Config, settings: AgentConfig) -> Identity:
-    from atoll.agent.enrollment import enroll
-    from atoll.agent.facts import free_mib
-    from atoll.agent.transport import HttpTransport
-
+def _token(place: Layout) -> Secret:
     try:
-        token = Secret(place.enrollment_token.read_text().strip())
+        return Secret(place.enrollment_token.read_text().strip())
     except FileNotFoundError:
         raise Refused(
             Code.ENROLLMENT_TOKEN_INVALID,
             f"this host has neither a credential nor a token in {place.enrollment_token}",
-            hint="Run `atoll up`.",
+            hint="Run `atoll up`, or `atoll agent join` where control is elsewhere.",
         ) from None
-    facts = settings.facts
-    amount = capacity(facts.cpu_count, facts.memory_mib, free_mib(place.sandboxes))
-    deadline = time.monotonic() + ENROLL_S
+
+
+async def enroll(place: Layout, config: HostConfig, settings: AgentConfig, admit: Admit, *, within_s: float = ENROLL_S) -> Obtained:
+    """Become a host, asking again while control is away. *Errors*: those of `agent.enrollment.obtain`; CONTROL_UNTRUSTED at once."""
+    from atoll.agent.enrollment import obtain
+
+    wanted = registration(place, config, settings)
+    deadline = time.monotonic() + within_s
     while True:
-        transport = HttpTransport(config.control_url)
-        try:
-            return await enroll(settings, token, registrar=transport, name=config.host_name, capacity=amount)
-        except (Unavailable, OutcomeUnknown) as error:
-            if time.monotonic() > deadline:
-                raise
-            log.debug(events.CONTROL_LOST, error=error.message)
-        finally:
-            await transport.close()
+        async with contextlib.AsyncExitStack() as stack:
+
+            def connect(credential: Secret, stack: contextlib.AsyncExitStack = stack) -> HttpTransport:
+                made = transport(config, credential)
+                stack.push_async_callback(made.close)
+                return made
+
+            try:
+                return await obtain(settings, wanted, connect=connect, admit=admit, dice=os.urandom)
+            except (Unavailable, OutcomeUnknown) as error:
+                if error.code is Code.CONTROL_UNTRUSTED or time.monotonic() > deadline:
+                    raise
+                log.debug(events.CONTROL_LOST, error=error.message)
         await asyncio.sleep(_ENROLL_EVERY_S)
 
 
-async def run(place: Layout, config: instance.Config) -> int:
+def transport(config: HostConfig, credential: Secret | None = None) -> HttpTransport:
+    """The way to control. *Errors*: Refused TLS_REQUIRED, SETUP_FAILED (the authority cannot be read)."""
+    from atoll.agent.transport import HttpTransport
+
+    return HttpTransport(config.control, credential, authority=config.authority)
+
+
+async def run(place: Layout, config: HostConfig) -> int:
     """Be the agent until SIGTERM; the process's exit status."""
     from atoll.agent.agent import Agent
-    from atoll.agent.transport import HttpTransport
+    from atoll.programs import agent_socket
     from atoll.programs.heard import Heard
 
+    if config.joined:
+        hosting.ensure_directories(place)
+        if config.subnet is not None:
+            # Claims are below /run, which a restart of the machine empties.
+            subnets.claim(place.home, config.install_id, wanted=config.subnet)
     settings = agent_config(place, config)
     who = await identity(place, config, settings)
     agent = Agent(
@@ -163,7 +221,7 @@ async def run(place: Layout, config: instance.Config) -> int:
         drivers=drivers(place, config, host_id=who.host_id),
         clock=SystemClock(),
         dice=os.urandom,
-        transport=HttpTransport(config.control_url, who.credential),
+        transport=transport(config, who.credential),
         on_answer=Heard(place.agent_health, version("atoll")),
     )
     loop = asyncio.get_running_loop()
@@ -172,7 +230,8 @@ async def run(place: Layout, config: instance.Config) -> int:
     settle_down()
     log.info(events.PROCESS_STARTED, pid=os.getpid(), host_id=who.host_id)
     try:
-        return await agent.run()
+        async with agent_socket.serving(place.agent_socket, agent):
+            return await agent.run()
     finally:
         log.info(events.PROCESS_STOPPED)
 
@@ -184,7 +243,7 @@ def main() -> None:
     configure(NAME, os.environ.get("ATOLL_LOG_LEVEL", "info"))
     place = layout_of()
     try:
-        config = instance.load(place)
+        config = hosting.load(place)
         status = uvloop.run(run(place, config))
     except AtollError as error:
         log.error(events.PROCESS_FAILED, code=error.code, message=error.message, hint=error.hint)  # noqa: TRY400 - the message is all of it
@@ -192,14 +251,7 @@ def main() -> None:
     sys.exit(status)
 
 
-def join(place: Layout) -> str:
-    """Enrol this machine; its host id. *Errors*: as `identity`."""
-    config = instance.load(place)
-    settings = agent_config(place, config)
-    return asyncio.run(identity(place, config, settings)).host_id
-
-
-async def sweep(place: Layout, config: instance.Config) -> list[str]:
+async def sweep(place: Layout, config: HostConfig) -> list[str]:
     """Remove everything on this machine that carries this instance's mark; what was removed. The agent must have ended.
 
     *Idempotency*: nothing left is fine. *Errors*: Refused CLEANUP_FAILED names what is still there; AGENT_LOCKED when an agent runs.

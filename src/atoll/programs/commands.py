@@ -11,6 +11,7 @@ import typer
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.cli import output
 from atoll.cli.output import JsonOption
+from atoll.programs import agent_commands, control_commands
 from atoll.programs.layout import layout_of
 
 
@@ -18,12 +19,8 @@ def add_to(app: typer.Typer) -> None:
     """Add them, those for people before those that only programs start."""
     for name, function in (("up", up), ("down", down), ("status", status), ("env", env), ("doctor", doctor)):
         app.command(name)(function)
-    agent = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The host's side, in the foreground.")
-    agent.command("run")(agent_run)
-    agent.command("join")(agent_join)
-    agent.command("doctor")(doctor)
-    app.add_typer(agent, name="agent", hidden=True)
-    app.command("control", hidden=True)(control)
+    app.add_typer(agent_commands.app, name="agent")
+    app.add_typer(control_commands.app, name="control")
     app.command("supervise", hidden=True)(supervise)
 
 
@@ -142,34 +139,6 @@ def doctor(as_json: JsonOption = False) -> None:
             print(f"Host {name} offers: {', '.join(isolations) or 'nothing'}")
     if not report["ok"]:
         raise typer.Exit(int(output.Exit.FAILED))
-
-
-def control(as_json: JsonOption = False) -> None:
-    """Run control in the foreground, as the supervisor does."""
-    from atoll.programs import control_main
-
-    del as_json  # its log is JSON in any case
-    control_main.main()
-
-
-def agent_run(as_json: JsonOption = False) -> None:
-    """Run the agent of this machine in the foreground, as the supervisor does (root)."""
-    from atoll.programs import agent_main
-
-    del as_json
-    agent_main.main()
-
-
-def agent_join(as_json: JsonOption = False) -> None:
-    """Enrol this machine with the token in ATOLL_HOME/agent/enroll.token, and end (root)."""
-    from atoll.programs import agent_main
-
-    _quiet_logs()
-    host_id = agent_main.join(layout_of())
-    if as_json:
-        output.document({"hostId": host_id})
-    else:
-        print(host_id)
 
 
 def supervise(as_json: JsonOption = False) -> None:

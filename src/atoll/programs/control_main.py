@@ -1,4 +1,5 @@
-"""Control's composition root: one process, uvicorn with uvloop and httptools on loopback, SQLite below ATOLL_HOME.
+"""Control's composition root: one process, uvicorn with uvloop and httptools on loopback, SQLite below ATOLL_HOME. Where the operator has
+said so (`control.toml`), a second listener speaks TLS with hosts and clients of other machines.
 
 Runs as the unprivileged user; everything that it needs is in `secrets/`, `control/` and `config.toml`. A database that another process
 holds, or that is broken, ends it with a line that says so: the supervisor tries again, slower each time.
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from atoll.base.errors import AtollError, Code, Refused
-from atoll.programs import instance
+from atoll.programs import control_config, instance
 from atoll.programs.clock import SteadyClock
 from atoll.programs.identity import boot_id
 from atoll.programs.layout import Layout, bin_directory, cache_directory, layout_of
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import uvicorn
 
     from atoll.control.compose import ControlSettings
+    from atoll.control.wellknown import Joining
+    from atoll.programs.secure import App
 
 NAME: Final = "control"
 BACKLOG: Final = 2048
@@ -44,6 +47,7 @@ def settings(place: Layout, config: instance.Config) -> ControlSettings:
     """What control is told. *Errors*: Refused SETUP_FAILED when a secret is missing or empty."""
     from atoll.control.compose import ControlSettings
 
+    decided = control_config.load(place)
     for name in instance.SECRETS:
         _require_secret(place.secrets / name)
     return ControlSettings(
@@ -57,7 +61,22 @@ def settings(place: Layout, config: instance.Config) -> ControlSettings:
         image_program=bin_directory() / "atoll-io",
         bootstrap=place.bootstrap,
         boot_id=boot_id(),
+        auto_activate=decided.auto_activate,
+        joining=_joining(decided),
     )
+
+
+def _joining(decided: control_config.ControlConfig) -> Joining:
+    from atoll.control.wellknown import Joining
+
+    authority = decided.listener.authority if decided.listener is not None else None
+    try:
+        pem = authority.read_text() if authority is not None else None
+    except OSError as error:
+        raise Refused(
+            Code.SETUP_FAILED, f"{authority} cannot be read: {error.strerror}", hint="`atoll control listen` makes it."
+        ) from error
+    return Joining(urls=decided.urls, region=decided.region, ca_pem=pem)
 
 
 def _require_secret(path: Path) -> None:
@@ -88,10 +107,10 @@ def serve(place: Layout, config: instance.Config) -> None:
     import uvicorn
 
     from atoll.control.compose import Control
-    from atoll.programs.corking import CorkedHttp
     from atoll.programs.migration import migrate_apart
 
     migrate_apart(place.database)
+    listener = control_config.load(place).listener
     clock = SteadyClock()
     control = Control(settings(place, config), clock=clock, dice=os.urandom)
     failure: list[BaseException] = []
@@ -101,11 +120,15 @@ def serve(place: Layout, config: instance.Config) -> None:
         await control.start()
         settle_down()
         log.info(events.PROCESS_STARTED, pid=os.getpid(), port=config.control_port)
-        watch = asyncio.create_task(_end_when_the_clock_was_set(clock, server))
+        beside = [asyncio.create_task(_end_when_the_clock_was_set(clock, server))]
+        if listener is not None:
+            beside.append(asyncio.create_task(_secure(control.app, listener)))
         try:
             yield
         finally:
-            watch.cancel()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             log.info(events.PROCESS_STOPPING)
             await control.stop()
 
@@ -115,24 +138,7 @@ def serve(place: Layout, config: instance.Config) -> None:
             return
         await _lifespan(lifespan(app), receive, send, failure)
 
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host="127.0.0.1",
-            port=config.control_port,
-            loop="uvloop",
-            http=CorkedHttp,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-    )
+    server = uvicorn.Server(_plain(app, port=config.control_port))
     try:
         server.run()
     except SystemExit:
@@ -142,6 +148,36 @@ def serve(place: Layout, config: instance.Config) -> None:
     if failure:
         raise failure[0]
     log.info(events.PROCESS_STOPPED)
+
+
+def _plain(app: App, *, port: int) -> uvicorn.Config:
+    """How control answers on loopback."""
+    import uvicorn
+
+    from atoll.programs.corking import CorkedHttp
+
+    return uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=port,
+        loop="uvloop",
+        http=CorkedHttp,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+
+
+async def _secure(app: App, listener: control_config.Listener) -> None:
+    from atoll.programs.secure import Secure
+
+    await Secure(app, listener, keep_alive_s=KEEP_ALIVE_S, grace_s=GRACE_S, backlog=BACKLOG).run()
 
 
 async def _end_when_the_clock_was_set(clock: SteadyClock, server: uvicorn.Server) -> None:

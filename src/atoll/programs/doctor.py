@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.base.errors import AtollError, Refused
-from atoll.programs import agent_main, instance, layout, ports, probes, supervision, users
+from atoll.programs import agent_main, hosting, instance, layout, ports, probes, supervision, users
 from atoll.programs.files import read_json
 from atoll.programs.identity import living
 from atoll.programs.layout import Layout
@@ -36,10 +36,10 @@ class Entry:
 def examine(place: Layout) -> dict[str, Any]:
     """Run everything; the report that --json prints. Changes nothing but what the runtime's self-test makes and removes."""
     entries = [
-        *_looked("instance.root", _root),
-        *_looked("instance.programs", _programs),
-        *_looked("instance.oci_runtime", _runtime),
-        *_looked("instance.templates", _templates),
+        *looked("instance.root", root),
+        *looked("instance.programs", programs),
+        *looked("instance.oci_runtime", runtime),
+        *looked("instance.templates", templates),
     ]
     isolations: list[str] = []
     hosts: dict[str, list[str]] = {}
@@ -49,17 +49,17 @@ def examine(place: Layout) -> dict[str, Any]:
         entries.append(Entry("instance.config", "failed", error.message, error.hint))
     else:
         entries.append(Entry("instance.config", "ok", f"{config.install_id}, slots in {config.slot_cidr}"))
-        entries += _looked("instance.user", lambda: _home(place))
-        entries += _looked("instance.secrets", lambda: _secrets(place))
-        entries += _looked("instance.port", lambda: _ports(place, config))
-        entries += _looked("process", lambda: _processes(place, config))
+        entries += looked("instance.user", lambda: _home(place))
+        entries += looked("instance.secrets", lambda: _secrets(place))
+        entries += looked("instance.port", lambda: _ports(place, config))
+        entries += looked("process", lambda: _processes(place, config))
         if os.geteuid() == 0:
-            found, isolations = asyncio.run(_host_checks(place, config))
+            found, isolations = asyncio.run(host_checks(place, hosting.of_instance(config)))
             hosts = _hosts(place)
         else:
-            found, isolations = _told(place)
+            found, isolations = told(place)
         entries += found
-    entries = _once(entries)
+    entries = once(entries)
     return {
         "ok": all(entry.result != "failed" for entry in entries),
         "isolations": isolations,
@@ -68,7 +68,7 @@ def examine(place: Layout) -> dict[str, Any]:
     }
 
 
-def _looked(check: str, look: Callable[[], Entry | list[Entry]]) -> list[Entry]:
+def looked(check: str, look: Callable[[], Entry | list[Entry]]) -> list[Entry]:
     """What a look found. What it cannot read is that check's result: the others are told all the same."""
     try:
         found = look()
@@ -79,7 +79,7 @@ def _looked(check: str, look: Callable[[], Entry | list[Entry]]) -> list[Entry]:
     return found if isinstance(found, list) else [found]
 
 
-def _once(entries: list[Entry]) -> list[Entry]:
+def once(entries: list[Entry]) -> list[Entry]:
     """Each check once: what both drivers look at is told once, as the worse of the two found it."""
     worst: dict[str, Entry] = {}
     for entry in entries:
@@ -89,13 +89,13 @@ def _once(entries: list[Entry]) -> list[Entry]:
     return list(worst.values())
 
 
-def _root() -> Entry:
+def root() -> Entry:
     if os.geteuid() == 0:
         return Entry("instance.root", "ok", "runs as root")
     return Entry("instance.root", "failed", "does not run as root: some checks of this host are left out", _AS_ROOT)
 
 
-def _programs() -> Entry:
+def programs() -> Entry:
     directory = layout.bin_directory()
     missing = [name for name in BINARIES if not os.access(directory / name, os.X_OK)]
     if missing:
@@ -103,14 +103,14 @@ def _programs() -> Entry:
     return Entry("instance.programs", "ok", f"{', '.join(BINARIES)} in {directory}")
 
 
-def _runtime() -> Entry:
+def runtime() -> Entry:
     found = [name for name in ("crun", "runc") if shutil.which(name)]
     if not found:
         return Entry("instance.oci_runtime", "failed", "neither crun nor runc is on the path", "Run `make up`, or `apt-get install crun`.")
     return Entry("instance.oci_runtime", "ok", ", ".join(found))
 
 
-def _templates() -> Entry:
+def templates() -> Entry:
     """Read now: what the agent says of its images is as old as its last probe."""
     from atoll.images.cache import ImageCache
 
@@ -180,7 +180,7 @@ def _processes(place: Layout, config: instance.Config) -> list[Entry]:
     return entries
 
 
-async def _host_checks(place: Layout, config: instance.Config) -> tuple[list[Entry], list[str]]:
+async def host_checks(place: Layout, config: hosting.HostConfig) -> tuple[list[Entry], list[str]]:
     """The agent's registry, and which isolations passed their self-test.
 
     While the agent runs, what its own run found is taken: a second one beside it would make slots and guests under the same mark.
@@ -194,11 +194,11 @@ async def _host_checks(place: Layout, config: instance.Config) -> tuple[list[Ent
         with agent_main.agent_stopped(place):
             found, isolations = await _own_run(place, config)
         return entries + found, isolations
-    found, isolations = _told(place)
+    found, isolations = told(place)
     return entries + found, isolations
 
 
-def _told(place: Layout) -> tuple[list[Entry], list[str]]:
+def told(place: Layout) -> tuple[list[Entry], list[str]]:
     """What the running agent found, which everybody may read."""
     record, running = read_json(place.agent_health), living(place.pid_file("agent"))
     if record is None or running is None or record.get("pid") != running.pid:
@@ -207,7 +207,7 @@ def _told(place: Layout) -> tuple[list[Entry], list[str]]:
     return [_reported(check) for check in record.get("checks") or []], [str(name) for name in record.get("isolations") or []]
 
 
-async def _own_run(place: Layout, config: instance.Config) -> tuple[list[Entry], list[str]]:
+async def _own_run(place: Layout, config: hosting.HostConfig) -> tuple[list[Entry], list[str]]:
     """Without an agent: open the drivers, run every check, close them."""
     from atoll.agent import doctor
     from atoll.agent.config import load_identity

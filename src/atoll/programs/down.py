@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.client.target import of_instance
-from atoll.programs import identity, instance, probes, supervision
+from atoll.programs import hosting, identity, instance, probes, supervision
 from atoll.programs.files import exclusive
 from atoll.programs.layout import PROCESSES, Layout
 from atoll.programs.steps import Steps
@@ -63,7 +63,7 @@ def _down(place: Layout, config: instance.Config, steps: Steps, outcome: Outcome
         with steps.step("clean the machine") as step:
             from atoll.programs import agent_main
 
-            outcome.swept = asyncio.run(agent_main.sweep(place, config))
+            outcome.swept = asyncio.run(agent_main.sweep(place, hosting.of_instance(config)))
             step.detail = f"{len(outcome.swept)} left over, removed" if outcome.swept else "nothing left"
 
 

@@ -124,7 +124,7 @@ def ensure_config(layout: Layout, *, port: int | None, dice: Callable[[int], byt
         install_id = new_id(Prefix.INSTALL, dice)
         # Claimed before the file exists: a crash in between leaves a claim whose home has no such configuration, which counts for nothing.
         subnet = subnets.claim(layout.home, install_id)
-        config = Config(install_id, port or PORT_DEFAULT, subnet, _host_name())
+        config = Config(install_id, port or PORT_DEFAULT, subnet, machine_name())
         _write_config(layout, config)
         return config
     subnets.claim(layout.home, config.install_id, wanted=config.subnet)
@@ -148,7 +148,8 @@ def _write_config(layout: Layout, config: Config) -> None:
     write_whole(layout.config, text, mode=0o644)
 
 
-def _host_name() -> str:
+def machine_name() -> str:
+    """This machine's name, as a host's."""
     name = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
     return name[:40] or "local"
 

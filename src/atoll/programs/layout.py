@@ -30,6 +30,31 @@ class Layout:
         return self.home / CONFIG_FILE
 
     @property
+    def host_config(self) -> Path:
+        """Of a machine that joined over the network; it has no `config`."""
+        return self.home / "host.toml"
+
+    @property
+    def authority(self) -> Path:
+        """Who signs control's certificate, as the machine was told when it joined."""
+        return self.home / "authority.pem"
+
+    @property
+    def control_config(self) -> Path:
+        """What the operator decides about control's process; optional, and never written by `up`."""
+        return self.home / "control.toml"
+
+    @property
+    def tls_authority(self) -> Path:
+        """Of certificates that were made here; for everybody."""
+        return self.home / "tls-authority.pem"
+
+    @property
+    def tls_authority_key(self) -> Path:
+        """For root alone: control never needs it."""
+        return self.home / "tls-authority.key"
+
+    @property
     def operator_key(self) -> Path:
         return self.home / OPERATOR_KEY_FILE
 
@@ -95,6 +120,16 @@ class Layout:
     def agent_health(self) -> Path:
         """Written by the agent after each answered poll; says to `status` that it is heard."""
         return self.run / "agent.health.json"
+
+    @property
+    def agent_socket(self) -> Path:
+        """Where the running agent says what it holds."""
+        return self.run / "agent.sock"
+
+    @property
+    def fake_machine(self) -> Path:
+        """What a fake driver's machine consists of."""
+        return self.home / "fake-machine"
 
     def pid_file(self, name: str) -> Path:
         return self.run / f"{name}.pid"

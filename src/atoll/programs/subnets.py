@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -33,17 +33,37 @@ def cidr(index: int) -> str:
     return f"10.{FIRST_OCTET + index}.0.0/16"
 
 
+def index_of(text: str) -> int | None:
+    """The index of a range; None when it is not one of ours."""
+    return next((index for index in range(COUNT) if cidr(index) == text), None)
+
+
 def claim(
-    home: Path, install_id: str, *, wanted: int | None = None, registry: Path | None = None, routes: Path = Path("/proc/net/route")
+    home: Path,
+    install_id: str,
+    *,
+    wanted: int | None = None,
+    avoid: Collection[int] = (),
+    registry: Path | None = None,
+    routes: Path = Path("/proc/net/route"),
 ) -> int:
-    """Have a range for this instance: `wanted` (what its configuration says), or the first free one.
+    """Have a range for this instance: `wanted` (what its configuration says), or the first free one that is not in `avoid`.
 
     *Errors*: Refused SETUP_FAILED when another living instance has it, or none is left. *Idempotency*: the same instance gets the same.
     """
     directory = registry or registry_directory()
     directory.mkdir(parents=True, exist_ok=True, mode=0o755)
     with _locked(directory):
-        taken = dict(_living(directory))
+        living = list(_living(directory))
+        taken = {index: owner for index, owner, _ in living}
+        for _, owner, other_home in living:
+            if owner == install_id and other_home != str(home):
+                # Both would find each other's interfaces, groups and tables under one mark.
+                raise Refused(
+                    Code.SETUP_FAILED,
+                    f"this machine is a host of install {install_id} already, in {other_home}",
+                    hint=f"Use that one (ATOLL_HOME={other_home}), or remove it first.",
+                )
         mine = {index for index, owner in taken.items() if owner == install_id}
         if wanted is not None:
             other = taken.get(wanted)
@@ -53,7 +73,9 @@ def claim(
         elif mine:
             index = min(mine)
         else:
-            index = _first_free(set(taken) | _routed(routes))
+            closed = set(taken) | _routed(routes)
+            # Two machines may have the same range, if need be; two instances of one machine may not.
+            index = _first_free(closed | set(avoid) if len(closed | set(avoid)) < COUNT else closed)
         record = {"home": str(home), "install_id": install_id, "claimed_by": os.getpid()}
         write_whole(directory / f"{index}.json", json.dumps(record) + "\n", mode=0o644)
     return index
@@ -77,21 +99,27 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _living(directory: Path) -> Iterator[tuple[int, str]]:
+def _living(directory: Path) -> Iterator[tuple[int, str, str]]:
+    """Index, install id and home of each claim that counts."""
     for file in directory.glob("*.json"):
         record = read_json(file)
         if record is None or not file.stem.isdigit():
             continue
         if Path(f"/proc/{record.get('claimed_by')}").exists():
             # It may be about to write its configuration.
-            yield int(file.stem), str(record["install_id"])
+            yield int(file.stem), str(record["install_id"]), str(record.get("home"))
             continue
+        if str(record.get("install_id")) in _installs(Path(str(record.get("home")))):
+            yield int(file.stem), str(record["install_id"]), str(record.get("home"))
+
+
+def _installs(home: Path) -> Iterator[str]:
+    """The install ids that a home is about: its instance's, or the one that it joined."""
+    for name in ("config.toml", "host.toml"):
         try:
-            config = tomllib.loads((Path(str(record.get("home"))) / "config.toml").read_text())
+            yield str(tomllib.loads((home / name).read_text()).get("install_id"))
         except (OSError, tomllib.TOMLDecodeError):
             continue
-        if config.get("install_id") == record.get("install_id"):
-            yield int(file.stem), str(record["install_id"])
 
 
 def _routed(routes: Path) -> set[int]:

@@ -45,6 +45,12 @@ def by_id(conn: sa.Connection, host_id: str) -> Host | None:
     return rows.host(row) if row else None
 
 
+def locked(conn: sa.Connection, host_id: str) -> Host | None:
+    """A host by id, with its row locked: until the transaction's end nobody else reserves on it."""
+    row = conn.execute(_BY_ID.with_for_update(), {"of_id": host_id}).mappings().first()
+    return rows.host(row) if row else None
+
+
 def by_name(conn: sa.Connection, name: str) -> Host | None:
     """A host by its unique name."""
     row = conn.execute(sa.select(HOSTS).where(HOSTS.c.name == name)).mappings().first()
@@ -139,6 +145,8 @@ class Enrollment:
     expires_at: float
     used_at: float | None = None
     host_id: str | None = None
+    form_digest: str | None = None
+    """Of what was registered with it."""
 
 
 def add_enrollment(conn: sa.Connection, enrollment: Enrollment) -> bool:
@@ -164,9 +172,17 @@ def enrollment_by_digest(conn: sa.Connection, digest: str) -> Enrollment | None:
     return Enrollment(**row) if row else None
 
 
-def use_enrollment(conn: sa.Connection, enrollment_id: str, *, host_id: str, now: float) -> None:
-    """Consume a token."""
-    conn.execute(sa.update(ENROLLMENTS).where(ENROLLMENTS.c.id == enrollment_id).values(used_at=now, host_id=host_id))
+def use_enrollment(conn: sa.Connection, enrollment_id: str, *, host_id: str, form_digest: str, now: float) -> None:
+    """Consume a token. *Errors*: Stale when somebody else has."""
+    unused = (ENROLLMENTS.c.id == enrollment_id, ENROLLMENTS.c.used_at.is_(None))
+    done = conn.execute(sa.update(ENROLLMENTS).where(*unused).values(used_at=now, host_id=host_id, form_digest=form_digest))
+    if done.rowcount != 1:
+        raise Stale(f"enrolment {enrollment_id}")
+
+
+def forget_enrollments(conn: sa.Connection, *, expired_before: float) -> int:
+    """Forget tokens that expired before then, used or not; how many."""
+    return conn.execute(sa.delete(ENROLLMENTS).where(ENROLLMENTS.c.expires_at < expired_before)).rowcount
 
 
 @dataclass(frozen=True, slots=True)

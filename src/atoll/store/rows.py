@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from atoll.base.ids import ClientId, EpochId, HostId, PlacementId, SandboxId, TeamId, TemplateId
 from atoll.base.units import Vector
+from atoll.domain import inventory
 from atoll.domain.command import Kind
 from atoll.domain.host import Admin, Host
 from atoll.domain.placement import Holding, Observed, Placement, held
@@ -183,6 +184,7 @@ def host(row: sa.RowMapping) -> Host:
         images=frozenset(row["images"]),
         problems=tuple(row["problems"]),
         facts=row["facts"],
+        registered=inventory.from_json(row["registered"]),
     )
 
 
@@ -211,6 +213,7 @@ def host_values(value: Host) -> Values:
         "images": sorted(value.images),
         "problems": list(value.problems),
         "facts": dict(value.facts),
+        "registered": inventory.to_json(value.registered),
     }
 
 

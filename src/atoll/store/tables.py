@@ -127,6 +127,7 @@ HOSTS: Final = sa.Table(
     sa.Column("problems", sa.JSON, nullable=False),
     sa.Column("facts", sa.JSON, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("registered", sa.JSON),
 )
 
 HOST_EPOCHS: Final = sa.Table(
@@ -147,6 +148,8 @@ ENROLLMENTS: Final = sa.Table(
     sa.Column("expires_at", sa.Float, nullable=False),
     sa.Column("used_at", sa.Float),
     sa.Column("host_id", sa.Text),
+    sa.Column("form_digest", sa.Text),
+    sa.Index("ix_enrollments_expires", "expires_at"),
 )
 
 SANDBOXES: Final = sa.Table(

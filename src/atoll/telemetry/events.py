@@ -29,6 +29,8 @@ PLACEMENT_OBSERVED: Final = "placement.observed"
 HOST_ENROLLED: Final = "host.enrolled"
 HOST_SESSION_STARTED: Final = "host.session.started"
 HOST_HEALTH_CHANGED: Final = "host.health.changed"
+HOST_UNSCHEDULABLE: Final = "host.unschedulable"
+HOST_RECOUNTED: Final = "host.recounted"
 HOST_ADMIN_CHANGED: Final = "host.admin.changed"
 
 # the agent
@@ -48,6 +50,11 @@ JOURNAL_REFUSED: Final = "journal.refused"
 HOST_FENCED: Final = "host.fenced"
 EPOCH_BEGUN: Final = "epoch.begun"
 AGENT_SUPERSEDED: Final = "agent.superseded"
+
+# control's listener for other machines
+LISTENER_STARTED: Final = "listener.started"
+LISTENER_FAILED: Final = "listener.failed"
+CERTIFICATE_LOADED: Final = "certificate.loaded"
 
 # upkeep
 CONFIG_FOLLOWED: Final = "config.followed"

@@ -32,6 +32,7 @@ from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team, key_digest
 from atoll.planning.placing import Advert, explain
 from atoll.planning.resolve import CreateRequest, class_of, resolve, template_of
+from atoll.wire import agent as wire
 from atoll.wire import deployment as deployment_document
 from atoll.wire import normal_form
 from atoll.wire.document import NotADocument
@@ -305,9 +306,16 @@ class FakeService:
         try:
             admin = step(view.host.admin, event)
         except IllegalMove:
-            raise Refused(Code.ILLEGAL_STATE, "a disabled host is enrolled again") from None
+            raise Refused(Code.ILLEGAL_STATE, "a disabled host is reset, then enrolled again") from None
         lease_until = None if off else view.host.lease_until
         self.host_view = replace(self.host_view, host=replace(self.host_view.host, admin=admin, lease_until=lease_until))
+        return await self.host(caller, host_id)
+
+    async def register_host(self, caller: Caller, registration: wire.Registration) -> HostView:
+        await self.hosts(caller)
+        raise Refused(Code.NOT_SUPPORTED, f"this service has the one host that it has, and not {registration.name!r}")
+
+    async def recount_host(self, caller: Caller, host_id: str) -> HostView:
         return await self.host(caller, host_id)
 
     async def create_enrollment_token(self, caller: Caller, *, host_name: str, life_s: float = 3600.0) -> NewToken:

@@ -2,7 +2,8 @@
 
 | call | who answers | what for |
 |---|---|---|
-| POST /agent/v1/enroll | anyone with a one-use token | a credential for one host |
+| POST /agent/v1/enroll | anyone with a one-use token | a host, and its credential |
+| POST /agent/v1/identity | a host with its credential | who it is; how it finds out whether an enrolment without answer was one |
 | POST /agent/v1/poll | parked <= 25 s | renews the lease, carries health and observations, returns commands and ends |
 | POST /agent/v1/observe | at once | observations that cannot wait for the poll |
 | POST /agent/v1/collected | at once | the end of a guest's console that control asked for |
@@ -29,6 +30,7 @@ COMMANDS_PER_POLL_MAX: Final = 16
 OBSERVATIONS_PER_MESSAGE_MAX: Final = 256
 POLL_PARK_S_MAX: Final = 25.0
 COLLECT_BYTES_MAX: Final = 128 * 1024
+HOST_NAME_MAX: Final = 128
 
 
 class Message(BaseModel):
@@ -49,25 +51,54 @@ class HostFacts(Message):
     """Of the kernel; a change means that every sandbox of the host is gone."""
 
 
-class Enroll(Message):
-    """Body of /enroll. `capacity` is what the host registers: overcommit is already in it."""
+class Overcommit(Message):
+    """How many times what a machine has may be promised."""
 
-    token: str = Field(repr=False)
-    name: str
+    cpu: float = Field(default=1.0, gt=0, le=1000)
+    memory: float = Field(default=1.0, gt=0, le=1000)
+    disk: float = Field(default=1.0, gt=0, le=1000)
+
+
+class Registration(Message):
+    """What a host registers. `capacity` is what it grants: of what the facts say, without the reserve, times the overcommit, or less."""
+
+    name: str = Field(min_length=1, max_length=HOST_NAME_MAX)
     capacity: Vector
     facts: HostFacts
-    region: str = "local"
-    labels: dict[str, str] = Field(default_factory=dict)
+    reserve: Vector | None = None
+    """What the operator keeps back; None: nothing is known of reserve and overcommit, and the capacity stands as it is."""
+    overcommit: Overcommit | None = None
+    slots: str | None = Field(default=None, max_length=64)
+    """The range of its sandboxes' addresses, as CIDR."""
+    region: str = Field(default="local", max_length=64)
+    labels: dict[str, str] = Field(default_factory=dict, max_length=64)
     protocol_min: int = PROTOCOL
     protocol_max: int = PROTOCOL
     agent_version: str = ""
+    credential_digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of the credential that the host has made and keeps, so that a lost answer loses nothing; None: control makes one."""
+
+
+class Enroll(Registration):
+    """Body of /enroll."""
+
+    token: str = Field(repr=False)
 
 
 class Enrolled(Message):
-    """Answer of /enroll. The credential is shown this once."""
+    """Answer of /enroll. `credential`: the one that control made, shown this once; empty where the host has its own."""
 
     host_id: str
-    credential: str = Field(repr=False)
+    credential: str = Field(default="", repr=False)
+    credential_version: int
+    install_id: str
+
+
+class Known(Message):
+    """Answer of /identity: whose credential it is."""
+
+    host_id: str
+    name: str
     credential_version: int
     install_id: str
 
@@ -133,6 +164,8 @@ class Poll(Message):
     """placement_id → revision of the end that the agent enforces."""
     tombstones: list[str] = Field(default_factory=list)
     """Absent placements that control has not confirmed yet."""
+    sent_at: float | None = None
+    """The host's wall clock when it sent this: tells how far it is from control's."""
     park_s: float = Field(default=POLL_PARK_S_MAX, ge=0, le=POLL_PARK_S_MAX)
     """How long the agent wants to wait for news; 0 answers at once."""
 

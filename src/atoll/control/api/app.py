@@ -18,7 +18,7 @@ from atoll.control.api.exchange import first_problem
 from atoll.control.api.front import DOCS_PATH, Front
 from atoll.control.api.settings import ApiSettings
 from atoll.control.api.table import Table
-from atoll.control.api.v1 import config, deployment, document, imports, sandboxes
+from atoll.control.api.v1 import config, deployment, document, hosts, imports, sandboxes
 from atoll.control.api.v1.context import REQUEST_ID_KEY, response_of
 from atoll.control.service import Service
 
@@ -71,6 +71,7 @@ def build_app(
     app.include_router(config.Config(service).router())
     app.include_router(imports.Imports(service).router())
     app.include_router(deployment.Deployment(service, settings, ready).router())
+    app.include_router(hosts.HostsApi(service).router())
     app.front = Front(
         service,
         settings=settings,

@@ -44,6 +44,9 @@ class FakeMachine:
     """Digests whose files do not match their manifest."""
     disk_full: bool = False
 
+    def changed(self, placement_id: str) -> None:
+        """A placement was made, moved or removed; for machines that write it down."""
+
 
 @dataclass(slots=True)
 class Weather:
@@ -118,6 +121,7 @@ class FakeDriver:
             machine.placements[order.placement_id] = FakePlacement(self._mark, order, Power.PREPARED)
         elif there.power is not Power.RUNNING:
             there.order, there.power, there.reason = order, Power.PREPARED, None
+        machine.changed(order.placement_id)
 
     async def start(self, order: Order) -> Seen:
         await self._before("start")
@@ -127,6 +131,7 @@ class FakeDriver:
             placement = self.machine.placements[order.placement_id]
             placement.power, placement.reason = Power.RUNNING, None
             placement.console += b"fake guest started\n"
+            self.machine.changed(order.placement_id)
         self._watched.add(order.placement_id)
         self._ending.discard(order.placement_id)
         self._after("start")
@@ -138,6 +143,7 @@ class FakeDriver:
         if placement is not None and placement.power is Power.RUNNING:
             self._ending.add(placement_id)
             placement.power, placement.reason = Power.STOPPED, "signal 15" if grace_s > 0 else "signal 9"
+            self.machine.changed(placement_id)
         self._after("stop")
 
     async def remove(self, placement_id: str) -> None:
@@ -148,6 +154,7 @@ class FakeDriver:
             placement.power = Power.STOPPED
             raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: a part that does not go")
         self.machine.placements.pop(placement_id, None)
+        self.machine.changed(placement_id)
         self._watched.discard(placement_id)
         self._ending.discard(placement_id)
         self._after("remove")
@@ -197,6 +204,7 @@ class FakeDriver:
         """Let a running guest end by itself; whoever watches is told, once."""
         placement = self.machine.placements[placement_id]
         placement.power, placement.reason = Power.STOPPED, reason
+        self.machine.changed(placement_id)
         if placement_id in self._watched and placement_id not in self._ending and self._on_exit is not None:
             self._watched.discard(placement_id)
             await self._on_exit(placement_id, reason)

@@ -7,6 +7,7 @@ from atoll.control.api import moment
 from atoll.control.api.settings import ApiSettings
 from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, Service, Why
 from atoll.domain.deployment import ClientLimits, Rate, TeamLimits
+from atoll.domain.inventory import Inventory, Registered, conditions
 from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client
@@ -138,6 +139,20 @@ def _verdict(one: Verdict) -> Json:
     }
 
 
+def _inventory(one: Inventory) -> Json:
+    return {"cpuCount": one.cpu_count, "memoryMib": one.memory_mib, "diskMib": one.disk_mib}
+
+
+def _registered(one: Registered) -> Json:
+    over = one.overcommit
+    return {
+        "inventory": _inventory(one.inventory),
+        "reserve": amount(one.reserve),
+        "overcommit": None if over is None else {"cpu": over.cpu, "memory": over.memory, "disk": over.disk},
+        "slots": one.slots,
+    }
+
+
 def host(view: HostView) -> Json:
     one = view.host
     return {
@@ -153,6 +168,14 @@ def host(view: HostView) -> Json:
         "used": amount(view.used),
         "sandboxes": view.sandboxes,
         "problems": list(one.problems),
+        "conditions": [
+            {"id": name, "detail": detail}
+            for name, detail in conditions(
+                one.problems, registered=one.registered, reported=one.reported, skew_s=one.facts.get("clock_skew_s")
+            )
+        ],
+        "registered": None if one.registered is None else _registered(one.registered),
+        "reported": None if one.reported is None else _inventory(one.reported),
         "agentVersion": one.agent_version,
         "seenAt": timestamp(one.seen_at),
         "leaseUntil": timestamp(one.lease_until),

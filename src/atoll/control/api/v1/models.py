@@ -122,6 +122,45 @@ class NewEnrollmentToken(Incoming):
     life_seconds: Annotated[int, Field(ge=1, le=3600)] = 3600
 
 
+class InventoryRequest(Incoming):
+    """What a machine has."""
+
+    cpu_count: Annotated[int, Field(ge=1, le=65536)]
+    memory_mib: Annotated[int, Field(ge=1, le=INT32_MAX)]
+    disk_mib: Annotated[int, Field(ge=1, le=INT32_MAX)]
+
+
+class AmountRequest(Incoming):
+    """Capacity, or what is kept back of it."""
+
+    cpu_millis: Whole = 0
+    memory_mib: Whole = 0
+    disk_mib: Whole = 0
+    slots: Whole = 0
+
+
+class OvercommitRequest(Incoming):
+    """How many times what is there may be promised."""
+
+    cpu: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    memory: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    disk: Annotated[float, Field(gt=0, le=1000)] = 1.0
+
+
+class NewHost(Incoming):
+    """A host by an operator's word. `credentialDigest` is the SHA-256 of the credential that the host has made and keeps."""
+
+    credential_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    arch: Annotated[Text, Field(min_length=1, max_length=32)]
+    inventory: InventoryRequest
+    capacity: AmountRequest
+    reserve: AmountRequest = AmountRequest()
+    overcommit: OvercommitRequest = OvercommitRequest()
+    slots: Annotated[str | None, Field(pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$", max_length=64)] = None
+    region: Annotated[Text, Field(min_length=1, max_length=64)] = "local"
+    labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+
+
 class Disabling(Incoming):
     """`off`: the operator knows that the machine is off; its sandboxes count as gone at once, and not after its last lease."""
 
@@ -297,8 +336,40 @@ class TemplateList(Outgoing):
     items: list[Template]
 
 
+class Inventory(Outgoing):
+    """What a machine has."""
+
+    cpu_count: int
+    memory_mib: int
+    disk_mib: int
+
+
+class Overcommit(Outgoing):
+    """How many times it may be promised."""
+
+    cpu: float
+    memory: float
+    disk: float
+
+
+class Registered(Outgoing):
+    """What the capacity was reckoned from: what the machine had, without the reserve, times the overcommit (null: it did not say)."""
+
+    inventory: Inventory
+    reserve: Amount
+    overcommit: Overcommit | None
+    slots: str | None
+
+
+class HostCondition(Outgoing):
+    """What keeps a host from taking sandboxes. Where `detail` is empty, `atoll agent doctor` on that machine knows more."""
+
+    id: str
+    detail: str
+
+
 class Host(Outgoing):
-    """A host. `problems` are ids of checks that failed; any makes it unschedulable."""
+    """A host. `problems` are ids of checks that failed; any makes it unschedulable, and `conditions` says what is known about each."""
 
     id: str
     name: str
@@ -312,6 +383,9 @@ class Host(Outgoing):
     used: Amount
     sandboxes: int
     problems: list[str]
+    conditions: list[HostCondition]
+    registered: Registered | None
+    reported: Inventory | None
     agent_version: str | None
     seen_at: str | None
     lease_until: str | None

@@ -1,0 +1,121 @@
+"""`control.toml`: what the operator decides about control's process: where hosts of other machines reach it, and how they join.
+
+Optional, and never written by `up`: without it control answers on loopback only. `atoll control listen` writes it, or an operator does.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from atoll.base.errors import Code, Refused
+from atoll.programs.files import write_whole
+from atoll.programs.layout import Layout
+
+PORT_DEFAULT: Final = 3443
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where control answers over TLS, and what it shows there."""
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+    authority: Path | None = None
+    """Who signed the certificate, where machines do not know it: told to those that join."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """The file, or what holds without it."""
+
+    listener: Listener | None = None
+    urls: tuple[str, ...] = ()
+    """Where agents dial, every replica."""
+    region: str = "local"
+    auto_activate: bool = True
+
+
+def load(place: Layout) -> ControlConfig:
+    """*Errors*: Refused SETUP_FAILED when the file is broken."""
+    try:
+        raw = tomllib.loads(place.control_config.read_text())
+        return _of(place, raw.get("agents", {}))
+    except FileNotFoundError:
+        return ControlConfig()
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, tomllib.TOMLDecodeError) as error:
+        raise Refused(
+            Code.SETUP_FAILED,
+            f"{place.control_config} cannot be used: {type(error).__name__} {error}",
+            hint="Mend the file, or write it anew with `atoll control listen`.",
+        ) from error
+
+
+def _of(place: Layout, raw: Mapping[str, Any]) -> ControlConfig:
+    unknown = set(raw) - {"listen", "certificate", "key", "authority", "urls", "region", "auto_activate"}
+    if unknown:
+        raise ValueError(f"[agents] has no {', '.join(sorted(unknown))}")
+    listener = None
+    if raw.get("listen"):
+        host, port = address(str(raw["listen"]))
+        authority = raw.get("authority")
+        listener = Listener(
+            host,
+            port,
+            place.home / str(raw["certificate"]),
+            place.home / str(raw["key"]),
+            place.home / str(authority) if authority else None,
+        )
+    return ControlConfig(
+        listener,
+        tuple(str(url).rstrip("/") for url in raw.get("urls", [])),
+        str(raw.get("region", "local")),
+        bool(raw.get("auto_activate", True)),
+    )
+
+
+def address(text: str) -> tuple[str, int]:
+    """HOST, HOST:PORT, [V6]:PORT or :PORT. *Errors*: ValueError."""
+    host, sign, port = text.rpartition(":")
+    if not sign or (text.count(":") > 1 and not text.startswith("[")):
+        host, port = text, str(PORT_DEFAULT)
+    host = host.removeprefix("[").removesuffix("]") or "0.0.0.0"
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is no address: give HOST:PORT")
+    return host, int(port)
+
+
+def save(place: Layout, config: ControlConfig) -> None:
+    """Write the file, whole or not at all."""
+    listener = config.listener
+    lines = [
+        "# What `atoll control listen` wrote; it may be edited. Certificates are read again when their files change, the rest at a start.",
+        "[agents]",
+    ]
+    if listener is not None:
+        host = f"[{listener.host}]" if ":" in listener.host else listener.host
+        lines += [
+            f"listen = {json.dumps(f'{host}:{listener.port}')}",
+            f"certificate = {json.dumps(_shown(place, listener.certificate))}",
+            f"key = {json.dumps(_shown(place, listener.key))}",
+            *([f"authority = {json.dumps(_shown(place, listener.authority))}"] if listener.authority is not None else []),
+        ]
+    lines += [
+        "# Where hosts of other machines dial: every replica of control.",
+        f"urls = {json.dumps(list(config.urls))}",
+        "# Of hosts that name none.",
+        f"region = {json.dumps(config.region)}",
+        "# Whether a host takes sandboxes as soon as it has enrolled, or when an operator activates it.",
+        f"auto_activate = {'true' if config.auto_activate else 'false'}",
+    ]
+    write_whole(place.control_config, "\n".join(lines) + "\n", mode=0o644)
+
+
+def _shown(place: Layout, path: Path) -> str:
+    return str(path.relative_to(place.home)) if path.is_relative_to(place.home) else str(path)
