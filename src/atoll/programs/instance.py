@@ -125,16 +125,17 @@ def ensure_config(layout: Layout, *, port: int | None, dice: Callable[[int], byt
         # Claimed before the file exists: a crash in between leaves a claim whose home has no such configuration, which counts for nothing.
         subnet = subnets.claim(layout.home, install_id)
         config = Config(install_id, port or PORT_DEFAULT, subnet, machine_name())
-        _write_config(layout, config)
+        write_config(layout, config)
         return config
     subnets.claim(layout.home, config.install_id, wanted=config.subnet)
     if port is not None and port != config.port and may_move:
         config = Config(config.install_id, port, config.subnet, config.host_name)
-        _write_config(layout, config)
+        write_config(layout, config)
     return config
 
 
-def _write_config(layout: Layout, config: Config) -> None:
+def write_config(layout: Layout, config: Config) -> None:
+    """Write `config.toml`, whole or not at all."""
     text = (
         "# Written by `atoll up`. The install id marks everything on this machine that belongs to this instance: never change it.\n"
         f"install_id = {json.dumps(config.install_id)}\n"
