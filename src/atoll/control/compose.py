@@ -230,7 +230,7 @@ class Control:
 
     def _serve(self) -> None:
         settings = self.settings
-        self.hot: list[tuple[str, Served]] = [
+        self.hot = [
             (agents.PREFIX, agents.Agents(self.sessions, self.enrollment, self._clock)),
             (routes.PREFIX, self._routes),
             (wellknown.PREFIX, self._well_known()),
