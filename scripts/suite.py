@@ -63,6 +63,8 @@ REST: Final = (
     _tests("e2e", "tests/e2e"),
     # Each file has instances of its own, and waits more than it computes.
     _tests("instance", "tests/instance", workers="3"),
+    # Machines of their own, which wait more than they compute.
+    _tests("hosts", "tests/hosts", workers="2"),
     _tests("regressions", "tests/regressions"),
 )
 GROUPS: Final = {"check": CHECK, "test": (*CHECK, *REST), "long": (*CHECK, *REST)}

@@ -50,8 +50,6 @@ log = get_logger()
 def drivers(place: Layout, config: HostConfig, *, host_id: str) -> dict[Isolation, Driver]:
     """The drivers of this machine by what they isolate with."""
     from atoll.drivers.port import Mark
-    from atoll.images.carrier import Carrier
-    from atoll.images.unpacking import Unpacking
 
     mark = Mark(config.install_id, host_id)
     if config.driver is hosting.DriverName.FAKE:
