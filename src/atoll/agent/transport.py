@@ -73,7 +73,7 @@ class HttpTransport:
 
     async def well_known(self) -> WellKnown:
         """What joining machines should know."""
-        body = await self._exchange("GET", PATH, None, what="the well-known document", within_s=CALL_S)
+        body = await self._ask("GET", PATH, None, what="the well-known document", within_s=CALL_S)
         return _read_as(WellKnown, body, "the well-known document")
 
     async def identity(self) -> Known:
@@ -111,9 +111,9 @@ class HttpTransport:
 
     async def _send(self, name: str, message: BaseModel, *, within_s: float) -> bytes:
         data = message.model_dump_json(exclude_none=True).encode()
-        return await self._exchange("POST", f"/agent/v1/{name}", data, what=name, within_s=within_s)
+        return await self._ask("POST", f"/agent/v1/{name}", data, what=name, within_s=within_s)
 
-    async def _exchange(self, method: str, path: str, data: bytes | None, *, what: str, within_s: float) -> bytes:
+    async def _ask(self, method: str, path: str, data: bytes | None, *, what: str, within_s: float) -> bytes:
         session = self._open()
         at, url = self._at, self._urls[self._at % len(self._urls)]
         headers = {"Content-Type": "application/json"}

@@ -77,6 +77,8 @@ def _oci_drivers(place: Layout, mark: Mark, *, subnet: int) -> dict[Isolation, D
     from atoll.domain.spec import Isolation
     from atoll.drivers.oci.build import oci_driver, slot_pool
     from atoll.drivers.oci.config import OciConfig, RuntimeKind
+    from atoll.images.carrier import Carrier
+    from atoll.images.unpacking import Unpacking
 
     pool = slot_pool(mark, subnet=subnet)
     binaries = bin_directory()

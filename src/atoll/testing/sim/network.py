@@ -69,7 +69,7 @@ class SimTransport(HttpTransport):
         faulty: Callable[[str], None],
     ) -> None:
         """`stray` runs a delivery that nobody waits for; `faulty` is told of an internal error of control, which no weather excuses."""
-        super().__init__("http://sim", credential)
+        super().__init__("http://localhost", credential)
         self._line = line
         self._key = credential
         self._dice = dice
