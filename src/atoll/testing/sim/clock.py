@@ -13,7 +13,9 @@ class MachineClock:
 
     def __init__(self, true_s: Callable[[], float], *, skew_s: float, up_since_s: float) -> None:
         self._true_s = true_s
-        self.skew_s = skew_s
+        self.skew_s = self._usual_s = skew_s
+        self.unseen = False
+        """It was set, and the program that runs has not taken that over yet."""
         self._booted_at = -up_since_s
 
     def now(self) -> float:
@@ -23,6 +25,16 @@ class MachineClock:
     def boot(self) -> float:
         """CLOCK_BOOTTIME."""
         return self._true_s() - self._booted_at
+
+    def set_right(self) -> None:
+        """As far off as it has always been, and no further: a host whose clock is an hour off takes nothing."""
+        self.unseen = self.unseen or self.skew_s != self._usual_s
+        self.skew_s = self._usual_s
+
+    def step(self, step_s: float) -> None:
+        """Somebody sets it."""
+        self.skew_s += step_s
+        self.unseen = True
 
     def reboot(self) -> None:
         """The machine starts anew."""

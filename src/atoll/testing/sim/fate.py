@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from atoll.base.errors import AtollError, Code
@@ -92,13 +92,21 @@ class Fate:
         step_s = round((fault.share - 0.5) * 2 * STEP_S_MAX, 3)
         world.injected[fault.kind.value] += 1
         world.note(f"! clock {chosen} is set by {step_s} s")
-        machines[chosen].clock.skew_s += step_s
-        process = machines[chosen].process
-        if chosen < len(world.seats) and process is not None:
-            # As the program does: it ends in order, and the next process begins with the new time.
-            await asyncio.sleep(_STEP_SEEN_S)
-            process.end()
+        machines[chosen].clock.step(step_s)
+        seats = world.seats[chosen : chosen + 1]
+        await self._see_step(seats)
+        await asyncio.sleep(fault.for_s)
+        machines[chosen].clock.set_right()
+        await self._see_step(seats)
         return True
+
+    async def _see_step(self, seats: Sequence[Seat]) -> None:
+        """Control does as the program: it ends in order, and the next process begins with the new time."""
+        for seat in seats:
+            await asyncio.sleep(_STEP_SEEN_S)
+            seat.clock.unseen = False
+            if seat.process is not None:
+                seat.process.end()
 
     # Control.
 
@@ -211,6 +219,18 @@ class Fate:
                 await asyncio.sleep(1.0)
                 continue
             world.note(f"an operator says {event} of {host.name}{', it is off' if off else ''}")
+            return
+
+    async def _reset(self, host: Host) -> None:
+        """Refused until nothing counts as being there."""
+        while True:
+            try:
+                await self._world.clients.ask(
+                    lambda service, caller: service.set_host_admin(caller, host.identity.host_id, AdminEvent.RESET)
+                )
+            except AtollError:
+                await asyncio.sleep(1.0)
+                continue
             return
 
     async def _drain(self, fault: Fault, host: Host) -> bool:
@@ -326,10 +346,14 @@ class Fate:
         world.database.weather = StoreWeather()
         for seat in world.seats:
             seat.pause_s = 0.5
+            seat.clock.set_right()
+            if seat.clock.unseen and seat.process is not None:
+                seat.process.end()
             if seat.process is not None:
                 seat.process.spare()
         for host in world.hosts:
             host.line.weather = Weather()
+            host.clock.set_right()
             things = host.things
             things.mute = things.disk_full = things.journal_refuses = False
             things.failing.clear()
@@ -353,6 +377,7 @@ class Fate:
         await self._switch_off(host)
         host.things.placements.clear()
         await self._operate(host, AdminEvent.DISABLE, off=True)
+        await self._reset(host)
         shutil.rmtree(host.directory)
         host.directory.mkdir(mode=0o700)
         host.identity = await self._world.enrol(host.name)
