@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.rig import Rig, opened
+from tests.store.server import Server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,6 +36,18 @@ def joining() -> Iterator[Rig]:
     """One control and machines that are no hosts yet."""
     with opened(replicas=1, machines=2) as rig:
         yield rig
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """Two replicas on PostgreSQL, and three hosts at work."""
+    server = Server.start(tmp_path_factory.mktemp("postgres"))
+    try:
+        with opened(replicas=2, machines=3, database_url=asyncio.run(server.database())) as rig:
+            rig.enrol_all()
+            yield rig
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="module")

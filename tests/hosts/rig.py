@@ -112,8 +112,8 @@ class Replica:
     def __init__(self, rig: Rig, number: int) -> None:
         self.rig, self.number = rig, number
         self.layout = Layout(rig.path / f"control-{number}")
-        self.port = free_ports(3)
-        self.secure_port = free_ports(1)
+        self.port = rig.ports + 3 * number
+        self.secure_port = rig.secure_ports + number
         self.clock = Clock(rig.library, rig.path / f"control-{number}.clock")
         self._prepare()
         environment = rig.environment(ATOLL_HOME=str(self.layout.home), **self.clock.environment)
@@ -138,7 +138,10 @@ class Replica:
         layout.credential.touch()  # no token for a host of its own
         instance.ensure_bootstrap(layout, me, instance.load(layout))
         listening.listen(
-            layout, listening.Wanted(f"{self.rig.address}:{self.secure_port}", (self.rig.address,), None, None, None, (), "rig", True)
+            layout,
+            listening.Wanted(
+                f"{self.rig.address}:{self.secure_port}", (self.rig.address,), None, None, None, self.rig.secure_urls, "rig", True
+            ),
         )
 
     @property
@@ -297,6 +300,7 @@ class Rig:
         self.install_id = f"ins_{secrets.token_hex(10)}"
         self.library = self._library()
         self._counts = (replicas, machines)
+        self.ports, self.secure_ports = free_ports(3 * replicas), free_ports(replicas)
         self.replicas: list[Replica] = []
         self.machines: list[Machine] = []
 
@@ -355,6 +359,11 @@ class Rig:
         from atoll.agent.trust import fingerprint
 
         return fingerprint((self.replicas[0].layout.home / "tls-authority.pem").read_text())
+
+    @property
+    def secure_urls(self) -> tuple[str, ...]:
+        """Of every replica: what agents dial, one after the other."""
+        return tuple(f"https://{self.address}:{self.secure_ports + number}" for number in range(self._counts[0]))
 
     # What people do.
 

@@ -178,13 +178,38 @@ def _heal(rig: Rig) -> None:
     until(lambda: rig.healthy() == len(rig.machines), within_s=120, what=rig.last_words)
 
 
-@pytest.mark.parametrize(("seconds", "seed"), [(SHORT_S, 1), pytest.param(LONG_S, 2, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
-def test_under_random_faults_nothing_is_lost_and_nothing_runs_twice(fleet: Rig, seconds: float, seed: int) -> None:
-    load = chaos(fleet, seconds=seconds, seed=seed)
-    settled(fleet, load)
+def chaotic(rig: Rig, *, seconds: float, seed: int) -> None:
+    """Chaos, then what must be true."""
+    load = chaos(rig, seconds=seconds, seed=seed)
+    settled(rig, load)
     assert load.created
     for sandbox_id in sorted(load.created - load.ended):
         load.end(sandbox_id)
-    settled(fleet, load)
-    assert sum(len(machine.held()) for machine in fleet.machines) == 0
-    assert all(host["used"]["slots"] == 0 for host in fleet.hosts().values())
+    settled(rig, load)
+    assert sum(len(machine.held()) for machine in rig.machines) == 0
+    assert all(host["used"]["slots"] == 0 for host in rig.hosts().values())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_under_random_faults_one_control_loses_nothing_and_nothing_runs_twice(fleet: Rig) -> None:
+    chaotic(fleet, seconds=LONG_S, seed=2)
+
+
+@pytest.mark.parametrize(("seconds", "seed"), [(SHORT_S, 1), pytest.param(LONG_S, 3, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+def test_under_random_faults_two_replicas_lose_nothing_and_nothing_runs_twice(pair: Rig, seconds: float, seed: int) -> None:
+    chaotic(pair, seconds=seconds, seed=seed)
+
+
+def test_agents_go_to_the_other_replica_when_theirs_is_killed(pair: Rig) -> None:
+    load = burst(pair, 3)
+    for replica in pair.replicas:
+        replica.program.kill()
+        until(lambda: pair.healthy() == 3, within_s=60, what=pair.last_words)
+        assert load.create() is not None, load.refused
+        settled(pair, load)
+        replica.start()
+        until(replica.well, within_s=60, what=pair.last_words)
+    for sandbox_id in sorted(load.created):
+        load.end(sandbox_id)
+    settled(pair, load)

@@ -148,6 +148,26 @@ async def test_a_host_that_is_not_activated_by_itself_waits_for_an_operator(worl
     assert (await world.call("GET", "/v1/hosts/far")).json()["admin"] == "draining"
 
 
+async def test_no_two_hosts_have_the_same_addresses(world: World) -> None:
+    """Else the edge would give one sandbox's traffic to another."""
+    first = Agent(world, name="near", credential="hk_near", capacity=ROOM)
+    await first.enroll(await world.token("near"), **form("near"))
+    token = await world.token("far")
+    assert await refused(Agent(world, name="far").enroll(token, **form())) == "ENROLLMENT_CONFLICT"
+    await Agent(world, name="far").enroll(token, **form(slots="10.66.0.0/16"))
+    await first.poll()
+    await world.accept(requireHost=first.host_id)
+    while not await world.held(first.host_id):
+        await asyncio.sleep(0.01)
+    await world.call("POST", "/v1/hosts/near/disable", json={})
+    third = await world.token("third")
+    assert await refused(Agent(world, name="third").enroll(third, **form("third"))) == "ENROLLMENT_CONFLICT", "it may still act"
+    await world.call("POST", "/v1/hosts/near/disable", json={"off": True})
+    while await world.held(first.host_id):
+        await world.running.fencing.step()
+    await Agent(world, name="third").enroll(third, **form("third"))
+
+
 async def test_tokens_are_forgotten_a_day_after_they_expired(world: World) -> None:
     token, mine = await world.token("far"), form(credential_digest=own("hk_mine"))
     await Agent(world, name="far").enroll(token, **mine)

@@ -132,6 +132,7 @@ class Enrollment:
         _check_capacity(message)
         known = hosts.by_name(conn, message.name)
         admin = self._admitted(conn, known)
+        _check_slots(conn, message)
         if known is None:
             fresh = Host(
                 id=HostId(new_id(Prefix.HOST, self._dice)),
@@ -238,6 +239,19 @@ def _check_capacity(message: wire.Registration) -> None:
     most = capacity(registered.inventory, reserve=registered.reserve, overcommit=registered.overcommit, slots=message.capacity.slots)
     if lacking := most.lacks(message.capacity):
         raise Refused(Code.INVALID_REQUEST, f"capacity: more {', '.join(lacking).lower()} than facts, reserve and overcommit give")
+
+
+def _check_slots(conn: sa.Connection, message: wire.Registration) -> None:
+    """No two hosts may have the same addresses: the edge would give one sandbox's traffic to another. *Errors*: Refused ENROLLMENT_CONFLICT."""
+    if message.slots is None:
+        return
+    for other in hosts.with_slots(conn, message.slots):
+        if other.name != message.name and (other.admin is not Admin.DISABLED or hosts.placements_held(conn, other.id)):
+            raise Refused(
+                Code.ENROLLMENT_CONFLICT,
+                f"host {other.name!r} has its sandboxes in {message.slots} already",
+                hint="Join with a range that nobody has: `atoll agent join --subnet N`.",
+            )
 
 
 def _check_free(conn: sa.Connection, known: Host, *, now: float) -> None:

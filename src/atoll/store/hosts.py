@@ -71,6 +71,12 @@ class HostCount:
     active: int
 
 
+def with_slots(conn: sa.Connection, slots: str) -> Sequence[Host]:
+    """Hosts that have registered this range of addresses."""
+    found = conn.execute(sa.select(HOSTS).where(HOSTS.c.registered["slots"].as_string() == slots).order_by(HOSTS.c.name))
+    return [rows.host(row) for row in found.mappings()]
+
+
 def count(conn: sa.Connection) -> HostCount:
     """To be held against a limit: until the transaction's end nobody else counts."""
     if conn.dialect.name != "sqlite":

@@ -89,3 +89,32 @@ def test_release_strikes_only_its_own(tmp_path: Path, routes: Path) -> None:
 def test_addresses_do_not_meet() -> None:
     assert subnets.cidr(0) == "10.64.0.0/16"
     assert subnets.cidr(subnets.COUNT - 1) == "10.127.0.0/16"
+
+
+def test_ranges_that_other_hosts_have_are_avoided_while_there_are_others(tmp_path: Path, routes: Path) -> None:
+    registry = tmp_path / "registry"
+    assert subnets.claim(instance(tmp_path, "a"), "a", avoid={0, 1}, registry=registry, routes=routes) == 3
+    everything = set(range(subnets.COUNT))
+    assert subnets.claim(instance(tmp_path, "b"), "b", avoid=everything, registry=registry, routes=routes) == 1
+
+
+def test_a_machine_is_one_host_of_a_deployment(tmp_path: Path, routes: Path) -> None:
+    registry = tmp_path / "registry"
+    subnets.claim(instance(tmp_path, "a"), "a", registry=registry, routes=routes)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "host.toml").write_text('install_id = "a"\n')
+    with pytest.raises(Refused) as refused:
+        subnets.claim(other, "a", registry=registry, routes=routes)
+    assert str(tmp_path / "a") in refused.value.hint
+
+
+def test_a_joined_host_keeps_its_claim(tmp_path: Path, routes: Path) -> None:
+    registry, home = tmp_path / "registry", tmp_path / "joined"
+    home.mkdir()
+    (home / "host.toml").write_text('install_id = "a"\n')
+    first = subnets.claim(home, "a", registry=registry, routes=routes)
+    forget_claimer(registry, first)
+    assert subnets.claim(instance(tmp_path, "b"), "b", registry=registry, routes=routes) != first
+    assert subnets.index_of(subnets.cidr(first)) == first
+    assert subnets.index_of("10.0.0.0/8") is None
