@@ -122,6 +122,7 @@ async def _enrolled(place: Layout, wanted: Wanted, admit: Callable[[], Admit] | 
             raise Refused(Code.CREDENTIAL_REVOKED, "this machine's credential is not good any more: the host was disabled or enrolled anew")
         # Worth nothing any more, and the operator has made a new token after the reset of the host.
         place.credential.unlink(missing_ok=True)
+        config, _ = await _setup(place, wanted)
     settings = agent_main.agent_config(place, config)
     obtained = await agent_main.enroll(place, config, settings, admit() if admit is not None else _nobody, within_s=30.0)
     who = obtained.identity
@@ -254,7 +255,12 @@ async def _unverified_authority(url: str) -> str:
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=15.0)) as session,
             session.get(url.rstrip("/") + PATH, ssl=unverified, allow_redirects=False) as answer,
         ):
-            document = WellKnown.model_validate_json(await answer.content.read(BYTES_MAX))
+            body = bytearray()
+            async for chunk in answer.content.iter_any():
+                body += chunk
+                if len(body) > BYTES_MAX:
+                    raise ValueError("longer than any document of ours")
+            document = WellKnown.model_validate_json(bytes(body))
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise Refused(Code.CONTROL_UNAVAILABLE, f"{url} does not answer as Atoll does: {type(error).__name__}") from error
     if document.ca_pem is None:

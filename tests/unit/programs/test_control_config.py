@@ -33,7 +33,14 @@ def test_it_is_read_as_it_was_written(tmp_path: Path, host: str, inside: bool) -
 
 @pytest.mark.parametrize(
     ("text", "address"),
-    [(":3443", ("0.0.0.0", 3443)), ("a", ("a", 3443)), ("a:1", ("a", 1)), ("[::1]:5", ("::1", 5)), ("::1", ("::1", 3443)), ("[::]", ("::", 3443))],
+    [
+        (":3443", ("0.0.0.0", 3443)),
+        ("a", ("a", 3443)),
+        ("a:1", ("a", 1)),
+        ("[::1]:5", ("::1", 5)),
+        ("::1", ("::1", 3443)),
+        ("[::]", ("::", 3443)),
+    ],
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert control_config.address(text) == address
