@@ -29,6 +29,8 @@ from atoll.programs.layout import Layout
 from atoll.programs.users import ensure_account, require_root
 
 if TYPE_CHECKING:
+    from aiohttp import StreamReader
+
     from atoll.agent.enrollment import Admit
     from atoll.wire.agent import Registration
     from atoll.wire.wellknown import WellKnown
@@ -255,17 +257,22 @@ async def _unverified_authority(url: str) -> str:
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=15.0)) as session,
             session.get(url.rstrip("/") + PATH, ssl=unverified, allow_redirects=False) as answer,
         ):
-            body = bytearray()
-            async for chunk in answer.content.iter_any():
-                body += chunk
-                if len(body) > BYTES_MAX:
-                    raise ValueError("longer than any document of ours")
-            document = WellKnown.model_validate_json(bytes(body))
+            document = WellKnown.model_validate_json(await _body_of(answer.content, limit=BYTES_MAX))
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise Refused(Code.CONTROL_UNAVAILABLE, f"{url} does not answer as Atoll does: {type(error).__name__}") from error
     if document.ca_pem is None:
         raise Refused(Code.CONTROL_UNTRUSTED, f"{url} names no authority of its own", hint="Leave --ca-pin out, or give --ca FILE.")
     return document.ca_pem
+
+
+async def _body_of(content: StreamReader, *, limit: int) -> bytes:
+    """*Errors*: ValueError when it is longer than any document of ours."""
+    body = bytearray()
+    async for chunk in content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            raise ValueError(f"longer than {limit} bytes")
+    return bytes(body)
 
 
 async def _document(url: str, authority: Path | None) -> WellKnown:
