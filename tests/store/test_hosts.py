@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from atoll.base.errors import Unavailable
 from atoll.base.ids import EpochId, Prefix
-from atoll.domain.host import Host
+from atoll.domain.host import Admin, Host
 from atoll.domain.placement import Observed, Report
 from atoll.domain.sandbox import Sandbox
 from atoll.planning.reconcile import EndMoved, Heard, ReleaseRequested
@@ -58,11 +59,50 @@ async def test_a_host_is_saved_only_at_the_revision_that_was_read(store: Store, 
     assert (found.region, found.revision) == ("eu", 2)
 
 
-async def test_a_poll_renews_the_lease_without_a_new_revision(store: Store, machine: Host) -> None:
-    await store.write(lambda conn: hosts.polled(conn, machine.id, poll_seq=7, seen_at=NOW + 5, lease_until=NOW + 305))
+@pytest.fixture
+async def held(store: Store) -> Host:
+    """A host that an agent run holds."""
+    made = host(epoch=EpochId("epo_1"), poll_seq=3)
+    await store.write(lambda conn: hosts.add(conn, made, now=NOW))
+    return made
+
+
+async def test_a_poll_renews_the_lease_without_a_new_revision(store: Store, held: Host) -> None:
+    machine = held
+    await store.write(lambda conn: hosts.polled(conn, machine, poll_seq=7, seen_at=NOW + 5, lease_until=NOW + 305))
     found = await store.read(lambda conn: hosts.by_id(conn, machine.id))
     assert found is not None
     assert (found.poll_seq, found.seen_at, found.lease_until, found.revision) == (7, NOW + 5, NOW + 305, 1)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        {"epoch": EpochId("epo_2"), "poll_seq": 0},
+        {"admin": Admin.DISABLED, "credential_digest": None, "credential_version": 2},
+        {"poll_seq": 9},
+    ],
+    ids=["taken over", "fenced", "a newer poll"],
+)
+async def test_a_lease_is_not_renewed_for_a_session_that_is_no_more(store: Store, held: Host, meanwhile: dict[str, Any]) -> None:
+    """The write of a replica that stood still between its read and this: it applies to nothing."""
+    await store.write(lambda conn: hosts.save(conn, replace(held, **meanwhile)))
+    with pytest.raises((Stale, Unavailable)):
+        await store.write(lambda conn: hosts.polled(conn, held, poll_seq=4, seen_at=NOW + 5, lease_until=NOW + 305))
+    found = await store.read(lambda conn: hosts.by_id(conn, held.id))
+    assert found is not None
+    assert (found.lease_until, found.seen_at) == (held.lease_until, held.seen_at)
+
+
+async def test_a_token_is_used_once(store: Store, machine: Host) -> None:
+    record = hosts.Enrollment("enr_1", "digest", "name", NOW, NOW + 60)
+    await store.write(lambda conn: hosts.add_enrollment(conn, record))
+    await store.write(lambda conn: hosts.use_enrollment(conn, "enr_1", host_id=machine.id, now=NOW))
+    with pytest.raises((Stale, Unavailable)):
+        await store.write(lambda conn: hosts.use_enrollment(conn, "enr_1", host_id="hst_other", now=NOW))
+    found = await store.read(lambda conn: hosts.enrollment_by_digest(conn, "digest"))
+    assert found is not None
+    assert found.host_id == machine.id
 
 
 async def test_an_ended_epoch_stays_ended(store: Store, machine: Host) -> None:

@@ -22,11 +22,15 @@ class Clock(Protocol):
 
 
 class ShiftedClock:
-    """A clock by somebody else's wall: wall time differs from another clock's by a constant."""
+    """A clock by somebody else's wall: wall time differs from another clock's by what was measured last."""
 
     def __init__(self, clock: Clock, *, by_s: float) -> None:
         self._clock = clock
         self._by_s = by_s
+
+    def move(self, by_s: float) -> None:
+        """The distance was measured anew, and differs by so much. *Units*: seconds."""
+        self._by_s += by_s
 
     def now(self) -> float:
         """Wall time. *Units*: seconds since 1970-01-01 UTC."""

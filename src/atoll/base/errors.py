@@ -85,6 +85,11 @@ class Code(StrEnum):
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
     STORE_FULL = "STORE_FULL"
     STORE_LOCKED = "STORE_LOCKED"
+    STORE_NEWER = "STORE_NEWER"
+    STORE_RESTORED = "STORE_RESTORED"
+    BACKUP_INVALID = "BACKUP_INVALID"
+    BACKUP_MISMATCH = "BACKUP_MISMATCH"
+    HOST_UNKNOWN = "HOST_UNKNOWN"
     OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
     INTERNAL = "INTERNAL"
     # this machine
@@ -167,6 +172,11 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.STORE_UNAVAILABLE: "The database did not answer; nothing was changed, try again.",
     Code.STORE_FULL: "The disk of the database is full; free space, nothing was changed.",
     Code.STORE_LOCKED: "Another control process uses this database; stop it first.",
+    Code.STORE_NEWER: "Run the release that wrote it, or a later one; or restore a backup that this release made.",
+    Code.STORE_RESTORED: "Control was taken back to a backup, and this was under way when it was made; ask again.",
+    Code.BACKUP_INVALID: "Use another backup; this file was not made by `atoll backup create`, or is damaged.",
+    Code.BACKUP_MISMATCH: "Restore it where it was made, with the keys that were kept with it.",
+    Code.HOST_UNKNOWN: "Control was taken back to a backup that does not know this host's credential; enrol it again.",
     Code.OUTCOME_UNKNOWN: "Look at the object before you repeat the request.",
     Code.INTERNAL: "This is a fault of Atoll; the log of control has the details under the request id.",
     Code.NOT_ROOT: "Run it as root (sudo).",

@@ -37,6 +37,7 @@ class Prefix(StrEnum):
     ENROLLMENT = "enr_"
     DELIVERY = "dlv_"
     IMPORT = "imp_"
+    REPLICA = "rep_"
 
 
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"

@@ -15,7 +15,7 @@ from atoll.base.ids import Dice, Prefix, TemplateId, new_id
 from atoll.control.enrollment import Enrollment
 from atoll.control.keys import Keys
 from atoll.domain.template import Template
-from atoll.store import tenancy
+from atoll.store import schema, tenancy
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
@@ -77,6 +77,7 @@ async def register_templates(artifacts: Path, *, store: Store, clock: Clock, dic
 
 
 def _register(conn: sa.Connection, manifest: Manifest, *, clock: Clock, dice: Dice) -> None:
+    schema.alone(conn)
     now = clock.now()
     known = next((t for t in tenancy.templates_for(conn, "") if t.team_id is None and t.name == manifest.name), None)
     if known is not None and known.image == manifest.digest:

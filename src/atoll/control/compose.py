@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from atoll.base.clock import Clock, ShiftedClock
-from atoll.base.errors import Bug, Code
-from atoll.base.ids import Dice
+from atoll.base.errors import AtollError, Bug, Code
+from atoll.base.ids import Dice, Prefix, new_id
 from atoll.control import agents, bootstrap, routes, wellknown
 from atoll.control.api import archives
 from atoll.control.api.app import build_app
@@ -36,10 +37,13 @@ from atoll.control.imports import Imports
 from atoll.control.keys import Keys
 from atoll.control.loops import deadlines, refresh, retention
 from atoll.control.loops.fencing import Fencing
+from atoll.control.loops.following import Following
 from atoll.control.loops.reconcile import Reconciler
+from atoll.control.loops.replicas import Replicas
 from atoll.control.loops.watch import Watch
 from atoll.control.orders import Orders
 from atoll.control.sandboxes import Sandboxes
+from atoll.control.service import ReplicaView
 from atoll.control.sessions import Sessions
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
@@ -50,11 +54,15 @@ from atoll.images.carrier import Carrier
 from atoll.store import sandboxes as stored
 from atoll.store import schema, timeline
 from atoll.store.engine import SqliteStore, Store
+from atoll.store.hints import EVERYTHING, Hints, Shared
+from atoll.store.replicas import Replica
 from atoll.store.sealing import Sealer
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
 LOG = get_logger()
+
+_STAGGER_S_MAX: Final = 0.2
 
 
 DATABASE_URL: Final = "database.url"
@@ -81,6 +89,10 @@ class ControlSettings:
     """Of this machine's kernel; None: steps of the wall clock between two processes are not looked for."""
     deployment: Deployment = field(default_factory=Deployment)
     """What applies until an operator has applied a document."""
+    address: str = "http://127.0.0.1:0"
+    """Where other replicas reach this process."""
+    machine: str = ""
+    """This machine's name, for people."""
     auto_activate: bool = True
     api: bool = True
     """False: people's APIs are not made, which takes a while; `hot` and `service` are there. For simulations."""
@@ -105,6 +117,8 @@ class Control:
         self.hot: list[tuple[str, Served]] = []
         """Path prefixes of agents and edges, with what answers there."""
         self._store = store
+        self._following: Following | None = None
+        self._replicas: Replicas | None = None
 
     async def start(self) -> None:
         """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*; Bug when it is another install's."""
@@ -112,6 +126,8 @@ class Control:
             await self._begin()
         except BaseException:
             # A start that failed keeps no lock: the next one may come from this very process.
+            for task in self._tasks:
+                task.cancel()
             if self._store is not None:
                 await self._store.close()
             raise
@@ -123,8 +139,10 @@ class Control:
         self._routes = routes.Routes(tokens, edge_token=(settings.secrets / "edge.token").read_text().strip(), incarnation=incarnation)
         hub, directory = Hub(), Directory()
         orders = Orders(store=store, sealer=Sealer(_key(settings.secrets / "sealing.key")), tokens=tokens, clock=clock)
+        shared = store if isinstance(store, Shared) else None
+        ends = Ends(moved=lambda moved: shared.tell(Hints(ends=moved))) if shared is not None else Ends()
         self.reconciler = reconciler = Reconciler(
-            store=store, clock=clock, dice=dice, hub=hub, directory=directory, routes=self._routes, ends=Ends(), deadlines=asyncio.Event()
+            store=store, clock=clock, dice=dice, hub=hub, directory=directory, routes=self._routes, ends=ends, deadlines=asyncio.Event()
         )
         consoles = Consoles(hub=hub, dice=dice)
         self.fencing = Fencing(reconciler, directory, clock)
@@ -155,8 +173,11 @@ class Control:
         if settings.bootstrap is not None:
             await bootstrap.apply(settings.bootstrap, keys=self.keys, enrollment=self.enrollment)
         await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
+        if shared is not None:
+            await self._follow(shared)
         await store.read(directory.load)
         self._routes.load(await store.read(stored.reachable))
+        await self._join(store)
         hosts = Hosts(
             store=store,
             clock=clock,
@@ -194,6 +215,29 @@ class Control:
         step_s = await store.write(lambda conn: timeline.carry_over(conn, boot_id=boot_id, zero_at=zero_at))
         if step_s:
             LOG.warning(names.CLOCK_STEPPED, step_s=round(step_s, 3))
+
+    async def _follow(self, shared: Shared) -> None:
+        """Hear the other replicas before what they change is read."""
+        self._following = following = Following(shared, self.reconciler, self._routes, self.fencing, self.keys)
+        self._spawn(shared.follow(following.heard))
+        await following.begun()
+
+    async def _join(self, store: Store) -> Replicas:
+        """Be one of the replicas."""
+        settings, now, following = self.settings, self._clock.now(), self._following
+        me = Replica(new_id(Prefix.REPLICA, self._dice), settings.address, settings.machine, settings.version, now, now)
+        on_lost = (lambda: following.heard(EVERYTHING)) if following is not None else (lambda: None)
+        self._replicas = replicas = Replicas(store, self._clock, me, shared=following is not None, on_lost=on_lost)
+        await replicas.beat()
+        return replicas
+
+    def _replica_views(self) -> list[ReplicaView]:
+        assert self._replicas is not None
+        mine = self._replicas.me.id
+        return [
+            ReplicaView(one.id, one.address, one.machine, one.version, one.started_at, one.seen_at, healthy, one.id == mine)
+            for one, healthy in self._replicas.everyone()
+        ]
 
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles, hosts: Hosts) -> Facade:
         templates = Templates(store)
@@ -240,13 +284,18 @@ class Control:
                 self.service,
                 settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
                 ready=lambda: self._started,
+                replicas=self._replica_views,
                 dice=self._dice,
                 extra=[
                     *self.hot,
                     (archives.PREFIX, archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex())),
                 ],
             )
-        self._spawn(deadlines.run(self.reconciler, self._clock))
+        stagger_s = 0.0 if self._following is None else _STAGGER_S_MAX * self._dice(1)[0] / 255
+        self._spawn(deadlines.run(self.reconciler, self._clock, stagger_s=stagger_s))
+        if self._following is not None and self._replicas is not None:
+            self._spawn(self._following.run())
+            self._spawn(self._replicas.run())
         self._spawn(self.fencing.run())
         self._spawn(self.watch.run())
         shared = not isinstance(self.reconciler.store, SqliteStore)
@@ -275,6 +324,10 @@ class Control:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._replicas is not None:
+            # A database that is away keeps nobody from ending.
+            with contextlib.suppress(AtollError):
+                await self._replicas.leave()
         if self._store is not None:
             await self._store.close()
 

@@ -1,6 +1,7 @@
 """Who is told of a commit, inside this process: requests that wait for a sandbox, polls that wait for work, edges that follow routes.
 
-Only hints: whoever is told reads the store again. Subscribe, then read: nothing is lost between the two.
+Only hints: whoever is told reads the store again. Subscribe, then read: nothing is lost between the two. What other replicas commit
+comes through `loops/following.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ class Hub:
         """A commit of this sandbox is durable."""
         for event in self._waiting.get(sandbox.id, ()):
             event.set()
+
+    def everything(self) -> None:
+        """Whatever anybody waits for may have happened: all look again."""
+        for group in (self._waiting, self._hosts):
+            for events in group.values():
+                for event in events:
+                    event.set()
 
     def wake_host(self, host_id: str) -> None:
         """This host may have work."""

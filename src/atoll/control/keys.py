@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import sqlalchemy as sa
@@ -15,7 +15,7 @@ from atoll.control.configuration import Configuration
 from atoll.control.service import Caller, NewKey
 from atoll.domain.tenancy import Client, Role, Team, key_digest
 from atoll.planning.admission import Buckets, Limits
-from atoll.store import tenancy
+from atoll.store import schema, tenancy
 from atoll.store.engine import Store
 
 _REMEMBER_S: Final = 5.0
@@ -83,11 +83,18 @@ class Keys:
         self._remembered.pop(found.key_digest, None)
         return found
 
+    def forget(self, client_ids: Collection[str] | None = None) -> None:
+        """Ask the store again for these clients, or for all: another replica may have revoked them."""
+        for digest, (_, caller) in list(self._remembered.items()):
+            if client_ids is None or caller.client.id in client_ids:
+                del self._remembered[digest]
+
     async def ensure_operator(self, *, digest: str, hint: str, team: str) -> None:
         """The first key, whose digest the instance brings. *Idempotency*: known: nothing happens."""
         now = self._clock.now()
 
         def work(conn: sa.Connection) -> None:
+            schema.alone(conn)
             if tenancy.by_key_digest(conn, digest) is None:
                 owner = self._team(conn, team, now=now)
                 tenancy.add_client(conn, self._client(owner, digest, hint, name="operator", role=Role.OPERATOR, now=now))

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
@@ -25,6 +26,8 @@ from atoll.wire.guest import SCOPE_CONNECT
 PREFIX: Final = "/internal/edge/v1/"
 _QUEUE_MAX: Final = 10_000
 _PING_S: Final = 15.0
+_ENDED_MAX: Final = 20_000
+"""As many as an edge remembers."""
 _SIGNATURE_VERSION: Final = "v1_"
 
 
@@ -38,6 +41,10 @@ class Routes:
         self._routes: dict[str, Route] = {}
         self._secured: dict[str, bool] = {}
         self._cursor = 0
+        self._changed_at: dict[str, int] = {}
+        """Of each route: the cursor at which it came to be what it is."""
+        self._ended: OrderedDict[str, int] = OrderedDict()
+        """Revisions as of which routes were gone, the latest ones: a word that is older, and comes late, brings nothing back."""
         self._followers: set[asyncio.Queue[bytes | None]] = set()
 
     def load(self, found: Iterable[tuple[Sandbox, Placement]]) -> None:
@@ -45,19 +52,44 @@ class Routes:
         for sandbox, placement in found:
             self.changed(sandbox, placement)
 
+    @property
+    def cursor(self) -> int:
+        """Raised by each change; for `replace`."""
+        return self._cursor
+
+    def replace(self, found: Iterable[tuple[Sandbox, Placement]], *, since: int) -> None:
+        """All that was reachable at some moment after the cursor stood at `since`. What has changed after that stays as it is."""
+        there = {sandbox.id: (sandbox, placement) for sandbox, placement in found}
+        for sandbox_id in [name for name, at in self._changed_at.items() if name not in there and at <= since]:
+            self._gone(sandbox_id, self._routes[sandbox_id].revision + 1, reason="unknown")
+        for sandbox, placement in there.values():
+            if self._changed_at.get(sandbox.id, 0) <= since and self._route(sandbox, placement) != self._routes.get(sandbox.id):
+                self.changed(sandbox, placement)
+
     def changed(self, sandbox: Sandbox, placement: Placement | None) -> None:
-        """A commit of this sandbox: its route is there, another, or gone."""
+        """A commit of this sandbox: its route is there, another, or gone. *Idempotency*: one that is older than what is known changes nothing."""
+        known = self._routes.get(sandbox.id)
+        if sandbox.revision < (self._ended.get(sandbox.id, 0) if known is None else known.revision):
+            return
         route = self._route(sandbox, placement)
-        self._cursor += 1
-        if route is not None:
+        if route is None:
+            if known is not None:
+                self._gone(sandbox.id, sandbox.revision, reason=sandbox.reason or sandbox.state.value)
+        else:
+            self._cursor += 1
             self._routes[sandbox.id] = route
+            self._changed_at[sandbox.id] = self._cursor
             self._secured[sandbox.id] = sandbox.secured
             self._tell(Line(type="route", cursor=self._cursor, route=route))
-            return
-        if self._routes.pop(sandbox.id, None) is not None:
-            self._secured.pop(sandbox.id, None)
-            reason = sandbox.reason or sandbox.state.value
-            self._tell(Line(type="gone", cursor=self._cursor, sandbox_id=sandbox.id, revision=sandbox.revision, reason=reason))
+
+    def _gone(self, sandbox_id: str, revision: int, *, reason: str) -> None:
+        self._cursor += 1
+        for known in (self._routes, self._changed_at, self._secured):
+            known.pop(sandbox_id, None)
+        self._ended[sandbox_id] = revision
+        if len(self._ended) > _ENDED_MAX:
+            self._ended.popitem(last=False)
+        self._tell(Line(type="gone", cursor=self._cursor, sandbox_id=sandbox_id, revision=revision, reason=reason))
 
     def get(self, sandbox_id: str) -> Route | None:
         """One route."""

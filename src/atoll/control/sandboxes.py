@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -38,6 +39,7 @@ from atoll.store.engine import Store
 _ENDED: Final = TERMINAL | {State.RELEASING}
 _NEAR_END_S: Final = 30.0
 _AGENT_WORD_S: Final = 2.0
+_LOOK_AGAIN_S: Final = 2.0
 
 
 def not_found(sandbox_id: str) -> Refused:
@@ -255,16 +257,24 @@ class Sandboxes:
                     raise _start_failure(now)
                 if now.state not in STARTING:
                     return now
-                try:
-                    async with asyncio.timeout(max(0.0, until - self.clock.boot())):
-                        await changed.wait()
-                except TimeoutError:
+                left_s = until - self.clock.boot()
+                if left_s <= 0:
                     await self._give_up(now)
+                    continue
+                # Another replica's word of it may be lost: it is looked at now and then, unasked.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_s, _LOOK_AGAIN_S)):
+                        await changed.wait()
 
     async def _give_up(self, sandbox: Sandbox) -> None:
         """Patience is over: release it, let the request id be used again, and say what was missing."""
         code = Code.NO_CAPACITY if sandbox.state in (State.PENDING, State.RESERVING) else Code.CREATE_TIMEOUT
-        await self.reconciler.apply(sandbox.id, ReleaseRequested(code, failing=True, detail=sandbox.detail))
+        released = await self.reconciler.apply(
+            sandbox.id, ReleaseRequested(code, failing=True, detail=sandbox.detail), about=lambda known: known.sandbox.state in STARTING
+        )
+        if released is None or not released.changed:
+            # Ready, or ended, in the last moment: whoever waits looks at it again.
+            return
         await self.store.write(lambda conn: sandboxes.forget_request(conn, sandbox.id))
         raise Unavailable(code, sandbox.detail or "the sandbox was not ready in time", retry_after_s=5.0)
 

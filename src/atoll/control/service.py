@@ -135,6 +135,20 @@ class CheckedConfig:
     changes: Sequence[Change]
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One control process. *Units*: wall seconds."""
+
+    id: str
+    address: str
+    machine: str
+    version: str
+    started_at: float
+    seen_at: float
+    healthy: bool
+    answering: bool
+
+
 class Service(Protocol):
     """*Errors* of all: Refused and Unavailable of base.errors. A stranger's sandbox is SANDBOX_NOT_FOUND, like one that never was."""
 

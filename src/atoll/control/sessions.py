@@ -315,7 +315,7 @@ class Sessions:
                 raise Refused(Code.STALE_POLL, "a newer poll of this session has come to another replica")
             if _health(current) != health:
                 hosts.save(conn, replace(current, isolations=health[0], images=health[1], problems=health[2], facts=health[3]))
-            hosts.polled(conn, host.id, poll_seq=poll.poll_seq, seen_at=now, lease_until=now + LEASE_S)
+            hosts.polled(conn, current, poll_seq=poll.poll_seq, seen_at=now, lease_until=now + LEASE_S)
             found = hosts.by_id(conn, host.id)
             assert found is not None
             return found

@@ -93,6 +93,20 @@ def status(as_json: JsonOption = False) -> None:
         print(f"\n{seen['install_id']} in {seen['home']}, API and sandboxes on {seen['url']}")
         if summary := program.summary(seen):
             print(summary)
+        if replicas := program.replicas(seen):
+            print()
+            output.table(
+                [
+                    ("REPLICA", lambda item: item["id"]),
+                    ("ADDRESS", lambda item: item["address"]),
+                    ("MACHINE", lambda item: item["machine"]),
+                    ("VERSION", lambda item: item["version"]),
+                    ("HEALTH", lambda item: "well" if item["healthy"] else "silent"),
+                    ("HEARD", lambda item: item["seenAt"]),
+                ],
+                replicas,
+                empty="",
+            )
     if not seen["healthy"]:
         raise typer.Exit(int(output.Exit.UNAVAILABLE))
 

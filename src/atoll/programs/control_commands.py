@@ -17,11 +17,22 @@ app = typer.Typer(
 
 
 @app.callback()
-def control(context: typer.Context) -> None:
-    """Control: how hosts of other machines reach it. Without a command: run it in the foreground, as the supervisor does."""
+def control(
+    context: typer.Context,
+    listen: Annotated[str | None, typer.Option(help="host:port of this replica; by default the instance's own, on loopback.")] = None,
+    address: Annotated[str | None, typer.Option(help="URL by which other replicas reach it; by default where it listens.")] = None,
+) -> None:
+    """Control: how hosts of other machines reach it. Without a command: run it in the foreground, as the supervisor does; with PostgreSQL
+    any number of them, each with a port of its own.
+    """
     if context.invoked_subcommand is None:
+        import os
+
         from atoll.programs import control_main
 
+        for name, value in ((control_main.LISTEN_VARIABLE, listen), (control_main.ADDRESS_VARIABLE, address)):
+            if value is not None:
+                os.environ[name] = value
         control_main.main()
 
 

@@ -1,6 +1,7 @@
 """Control's composition root: one process, uvicorn with uvloop and httptools on loopback, SQLite below ATOLL_HOME. Where the operator has
 said so (`control.toml`), a second listener speaks TLS with hosts and clients of other machines.
 
+Where `secrets/database.url` names a PostgreSQL database, any number of such processes serve it, each with a port of its own.
 Runs as the unprivileged user; everything that it needs is in `secrets/`, `control/` and `config.toml`. A database that another process
 holds, or that is broken, ends it with a line that says so: the supervisor tries again, slower each time.
 """
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -40,10 +43,37 @@ STEP_S: Final = 2.0
 """A clock that was set by less than this is left as it is."""
 STEP_LOOK_S: Final = 30.0
 
+LISTEN_VARIABLE: Final = "ATOLL_CONTROL_LISTEN"
+ADDRESS_VARIABLE: Final = "ATOLL_CONTROL_ADDRESS"
+
 log = get_logger()
 
 
-def settings(place: Layout, config: instance.Config) -> ControlSettings:
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where this replica listens, and where the others reach it."""
+
+    host: str
+    port: int
+    address: str
+
+
+def door(config: instance.Config, environ: Mapping[str, str] = os.environ) -> Door:
+    """By default the instance's own port on loopback. ATOLL_CONTROL_LISTEN (`host:port`) is for further replicas, ATOLL_CONTROL_ADDRESS
+    for those that others reach under another name. *Errors*: Refused INVALID_REQUEST.
+    """
+    listen = environ.get(LISTEN_VARIABLE) or f"127.0.0.1:{config.control_port}"
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise Refused(Code.INVALID_REQUEST, f"{LISTEN_VARIABLE}={listen} is not host:port")
+    address = environ.get(ADDRESS_VARIABLE) or f"http://{listen}"
+    if not address.startswith(("http://", "https://")):
+        raise Refused(Code.INVALID_REQUEST, f"{ADDRESS_VARIABLE}={address} is not http:// or https://")
+    return Door(host, int(port), address.rstrip("/"))
+
+
+def settings(place: Layout, config: instance.Config, entry: Door) -> ControlSettings:
     """What control is told. *Errors*: Refused SETUP_FAILED when a secret is missing or empty."""
     from atoll.control.compose import ControlSettings
 
@@ -63,6 +93,8 @@ def settings(place: Layout, config: instance.Config) -> ControlSettings:
         boot_id=boot_id(),
         auto_activate=decided.auto_activate,
         joining=_joining(decided),
+        address=entry.address,
+        machine=socket.gethostname()[:64],
     )
 
 
@@ -106,21 +138,28 @@ def serve(place: Layout, config: instance.Config) -> None:
     """Build it and run it."""
     import uvicorn
 
-    from atoll.control.compose import Control
+    from atoll.control.compose import DATABASE_URL, Control
     from atoll.programs.migration import migrate_apart
 
-    migrate_apart(place.database)
-    listener = control_config.load(place).listener
+    entry = door(config)
+    shared = (place.secrets / DATABASE_URL).exists()
+    if not shared:
+        migrate_apart(place.database)
+    # A replica that was given a place of its own is reached there; the listener of `control.toml` is the instance's own.
+    listener = None if os.environ.get(LISTEN_VARIABLE) else control_config.load(place).listener
     clock = SteadyClock()
-    control = Control(settings(place, config), clock=clock, dice=os.urandom)
+    control = Control(settings(place, config, entry), clock=clock, dice=os.urandom)
     failure: list[BaseException] = []
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         await control.start()
         settle_down()
-        log.info(events.PROCESS_STARTED, pid=os.getpid(), port=config.control_port)
-        beside = [asyncio.create_task(_end_when_the_clock_was_set(clock, server))]
+        log.info(events.PROCESS_STARTED, pid=os.getpid(), port=entry.port, address=entry.address)
+        beside = []
+        if not shared:
+            # Replicas of a shared database count by its clock: a step of this machine's moves nothing.
+            beside.append(asyncio.create_task(_end_when_the_clock_was_set(clock, server)))
         if listener is not None:
             beside.append(asyncio.create_task(_secure(control.app, listener)))
         try:
@@ -138,7 +177,7 @@ def serve(place: Layout, config: instance.Config) -> None:
             return
         await _lifespan(lifespan(app), receive, send, failure)
 
-    server = uvicorn.Server(_plain(app, port=config.control_port))
+    server = uvicorn.Server(_plain(app, entry))
     try:
         server.run()
     except SystemExit:
@@ -150,16 +189,16 @@ def serve(place: Layout, config: instance.Config) -> None:
     log.info(events.PROCESS_STOPPED)
 
 
-def _plain(app: App, *, port: int) -> uvicorn.Config:
-    """How control answers on loopback."""
+def _plain(app: App, entry: Door) -> uvicorn.Config:
+    """How control answers in clear: on loopback, unless the operator says otherwise."""
     import uvicorn
 
     from atoll.programs.corking import CorkedHttp
 
     return uvicorn.Config(
         app,
-        host="127.0.0.1",
-        port=port,
+        host=entry.host,
+        port=entry.port,
         loop="uvloop",
         http=CorkedHttp,
         ws="none",

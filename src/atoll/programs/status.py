@@ -62,6 +62,12 @@ def _held(place: Layout, *, control_well: bool) -> dict[str, Any]:
         return {"control": {"error": {"code": error.code, "message": error.message}}}
 
 
+def replicas(seen: dict[str, Any]) -> list[dict[str, Any]]:
+    """The control processes of the deployment, as the one of this instance knows them; none where it is the only one."""
+    found = (seen.get("control") or {}).get("replicas") or []
+    return found if len(found) > 1 else []
+
+
 def summary(seen: dict[str, Any]) -> str:
     """One line about what control holds; empty where it was not asked."""
     control = seen.get("control") or {}

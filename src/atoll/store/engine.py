@@ -42,7 +42,7 @@ class Stale(Bug):
 
 class Store(Protocol):
     """*Errors* of both: what the function raises; Unavailable STORE_UNAVAILABLE or STORE_FULL when the database could not do it, and
-    then nothing was changed.
+    then nothing was changed; of `write` on a shared database OutcomeUnknown, when its answer to a commit was lost.
     """
 
     async def write(self, work: Work[T]) -> T:
@@ -129,7 +129,11 @@ class SqliteStore:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock_fd)
-            raise Refused(Code.STORE_LOCKED, f"{path} is used by another process") from None
+            raise Refused(
+                Code.STORE_LOCKED,
+                f"{path} is used by another process",
+                hint="Stop the other control process. Several replicas need PostgreSQL: name it in secrets/database.url.",
+            ) from None
         self._writer_engine = _engine(str(path))
         self._reader_engine = _engine(str(path))
         try:

@@ -7,7 +7,7 @@ Statements of the hot paths are made once: to make one costs twice as much as to
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.planning import placing
 from atoll.planning.placing import Advert
 from atoll.planning.reconcile import Facts, HostRefused, Note, Outcome, Placed, Stimulus, advance
-from atoll.store import rows, tallies
+from atoll.store import hints, rows, tallies
 from atoll.store.engine import Stale
 from atoll.store.tables import EVENTS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
 
@@ -42,6 +42,11 @@ _OLDER: Final = (
         PLACEMENTS.c.id != sa.bindparam("present"),
     )
     .order_by(PLACEMENTS.c.generation)
+)
+_FACTS_OF_MANY: Final = (
+    sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
+    .outerjoin(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
+    .where(SANDBOXES.c.id.in_(sa.bindparam("ids", expanding=True)))
 )
 _HOST_LOCKED: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")).with_for_update()
 _NEW_SANDBOX: Final = sa.insert(SANDBOXES)
@@ -76,8 +81,15 @@ class Committed:
 def load(conn: sa.Connection, sandbox_id: str) -> Facts | None:
     """The sandbox and its current placement as of one moment; None when there is no such sandbox."""
     row = conn.execute(_FACTS, {"of_id": sandbox_id}).mappings().first()
-    if row is None:
-        return None
+    return None if row is None else _facts(conn, row)
+
+
+def load_many(conn: sa.Connection, sandbox_ids: Sequence[str]) -> Sequence[Facts]:
+    """As `load`, of those that there are."""
+    return [_facts(conn, row) for row in conn.execute(_FACTS_OF_MANY, {"ids": list(sandbox_ids)}).mappings().all()]
+
+
+def _facts(conn: sa.Connection, row: sa.RowMapping) -> Facts:
     placement = rows.placement({column.name: row[_ITS + column.name] for column in PLACEMENTS.c}) if row[f"{_ITS}id"] is not None else None
     sandbox = rows.sandbox(row)
     if sandbox.unseen == 0:
@@ -161,6 +173,7 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
         _update_placement(conn, was[one.id], one)
     if after is not before:
         after = _update(conn, before, after)
+        hints.sandbox(conn, after.id)
         if after.state in TERMINAL:
             conn.execute(_NO_PAYLOAD, {"of_id": after.id})
             tallies.ended(conn, after)
@@ -180,6 +193,11 @@ def _update_placement(conn: sa.Connection, before: Placement, after: Placement) 
     read = {"of_id": before.id, "of_seq": before.seq, "of_desired": before.desired_revision, "of_holding": before.holding.value}
     if conn.execute(_CHANGED_PLACEMENT, {**read, **rows.placement_values(after)}).rowcount != 1:
         raise Stale(f"placement {before.id}")
+
+
+def rewrite(conn: sa.Connection, before: Sandbox, after: Sandbox) -> Sandbox:
+    """A sandbox as it is from now on, by no move of its table: for what brings lost records back. *Errors*: as `commit`."""
+    return _update(conn, before, after)
 
 
 def _update(conn: sa.Connection, before: Sandbox, after: Sandbox) -> Sandbox:
@@ -215,30 +233,22 @@ def record(conn: sa.Connection, sandbox: Sandbox, notes: Sequence[Note], *, at: 
     )
 
 
-_USED: Final = sa.select(
+_SUMS: Final = (
     sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_cpu_millis), 0),
     sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_memory_mib), 0),
     sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_disk_mib), 0),
     sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_slots), 0),
-).where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), PLACEMENTS.c.holding != Holding.NONE.value)
-
-
-_USED_BY_HOST: Final = sa.select(
-    PLACEMENTS.c.host_id,
-    sa.func.sum(PLACEMENTS.c.held_cpu_millis),
-    sa.func.sum(PLACEMENTS.c.held_memory_mib),
-    sa.func.sum(PLACEMENTS.c.held_disk_mib),
-    sa.func.sum(PLACEMENTS.c.held_slots),
-).where(PLACEMENTS.c.holding != Holding.NONE.value)
-
-
-def used_by_host(conn: sa.Connection) -> dict[str, Vector]:
-    """What every host's placements hold, by host; nothing of a host that holds nothing."""
-    rows_of = conn.execute(_USED_BY_HOST.group_by(PLACEMENTS.c.host_id))
-    return {row[0]: Vector(int(row[1]), int(row[2]), int(row[3]), int(row[4])) for row in rows_of}
+)
+_HOLDS: Final = PLACEMENTS.c.holding != Holding.NONE.value
+_USED: Final = sa.select(*_SUMS).where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), _HOLDS)
+_USED_BY_HOST: Final = sa.select(PLACEMENTS.c.host_id, *_SUMS).where(_HOLDS).group_by(PLACEMENTS.c.host_id)
 
 
 def used(conn: sa.Connection, host_id: str) -> Vector:
     """What the host's placements hold, summed."""
-    row = conn.execute(_USED, {"host_id": host_id}).one()
-    return Vector(int(row[0]), int(row[1]), int(row[2]), int(row[3]))
+    return Vector(*map(int, conn.execute(_USED, {"host_id": host_id}).one()))
+
+
+def used_by_host(conn: sa.Connection) -> Mapping[str, Vector]:
+    """`used` of every host that holds something."""
+    return {row[0]: Vector(*map(int, row[1:])) for row in conn.execute(_USED_BY_HOST)}

@@ -11,15 +11,20 @@ import sqlalchemy as sa
 from atoll.domain.host import Admin, Host
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Sandbox
-from atoll.store import rows
+from atoll.store import hints, rows, schema
 from atoll.store.engine import Stale
-from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
+from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYLOADS, PLACEMENTS, REVOKED_CREDENTIALS, SANDBOXES
 
 # Made once: a poll runs most of them, and to make one costs twice as much as to run it.
 _BY_ID: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
 _BY_CREDENTIAL: Final = sa.select(HOSTS).where(HOSTS.c.credential_digest == sa.bindparam("digest"))
 _SESSION: Final = sa.select(HOSTS.c.epoch, HOSTS.c.poll_seq, HOSTS.c.credential_version).where(HOSTS.c.id == sa.bindparam("of_id"))
-_POLLED: Final = sa.update(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
+_POLLED: Final = sa.update(HOSTS).where(
+    HOSTS.c.id == sa.bindparam("of_id"),
+    HOSTS.c.epoch == sa.bindparam("of_epoch"),
+    HOSTS.c.credential_version == sa.bindparam("of_version"),
+    HOSTS.c.poll_seq <= sa.bindparam("of_seq"),
+)
 _WANTED: Final = (
     sa.select(PLACEMENTS.c.id, PLACEMENTS.c.sandbox_id, PLACEMENTS.c.desired_revision, SANDBOXES.c.end_revision)
     .join(SANDBOXES, SANDBOXES.c.id == PLACEMENTS.c.sandbox_id)
@@ -30,6 +35,12 @@ _PLACEMENTS: Final = sa.select(PLACEMENTS).where(PLACEMENTS.c.id.in_(sa.bindpara
 _SANDBOXES: Final = sa.select(SANDBOXES).where(SANDBOXES.c.id.in_(sa.bindparam("ids", expanding=True)))
 _HOLDINGS: Final = sa.select(PLACEMENTS.c.id, PLACEMENTS.c.holding).where(
     PLACEMENTS.c.id.in_(sa.bindparam("ids", expanding=True)), PLACEMENTS.c.host_id == sa.bindparam("host_id")
+)
+_REVOKED: Final = sa.insert(REVOKED_CREDENTIALS).from_select(
+    ["credential_digest", "host_id"],
+    sa.select(HOSTS.c.credential_digest, HOSTS.c.id).where(
+        HOSTS.c.id == sa.bindparam("of_id"), HOSTS.c.credential_digest.is_not(None), HOSTS.c.credential_digest != sa.bindparam("kept")
+    ),
 )
 _PAYLOAD: Final = sa.select(PAYLOADS.c.sealed).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id"))
 
@@ -101,13 +112,24 @@ def session(conn: sa.Connection, host_id: str) -> Session:
     return Session(*row) if row is not None else Session(None, 0, 0)
 
 
+def is_revoked(conn: sa.Connection, digest: str) -> bool:
+    """Whether a host had this credential, and has it no more."""
+    found = conn.execute(sa.select(REVOKED_CREDENTIALS.c.host_id).where(REVOKED_CREDENTIALS.c.credential_digest == digest)).first()
+    return found is not None
+
+
 def add(conn: sa.Connection, host: Host, *, now: float) -> None:
     """A new host. *Errors*: IntegrityError when id, name or credential is taken."""
     conn.execute(sa.insert(HOSTS), {"id": host.id, "revision": host.revision, "created_at": now, **rows.host_values(host)})
+    hints.host(conn, host.id)
 
 
 def save(conn: sa.Connection, host: Host) -> None:
-    """Write a changed host `WHERE revision = read`. *Errors*: Stale when it is another."""
+    """Write a changed host `WHERE revision = read`; a credential that it has no more stays known as a revoked one.
+
+    *Errors*: Stale when it is another.
+    """
+    conn.execute(_REVOKED, {"of_id": host.id, "kept": host.credential_digest or ""})
     done = conn.execute(
         sa.update(HOSTS)
         .where(HOSTS.c.id == host.id, HOSTS.c.revision == host.revision)
@@ -115,11 +137,17 @@ def save(conn: sa.Connection, host: Host) -> None:
     )
     if done.rowcount != 1:
         raise Stale(f"host {host.id}")
+    hints.host(conn, host.id)
 
 
-def polled(conn: sa.Connection, host_id: str, *, poll_seq: int, seen_at: float, lease_until: float) -> None:
-    """Renew lease and heartbeat: the hot path of a poll; raises no revision, since it decides nothing."""
-    conn.execute(_POLLED, {"of_id": host_id, "poll_seq": poll_seq, "seen_at": seen_at, "lease_until": lease_until})
+def polled(conn: sa.Connection, host: Host, *, poll_seq: int, seen_at: float, lease_until: float) -> None:
+    """Renew lease and heartbeat: the hot path of a poll; raises no revision, since it decides nothing.
+
+    *Errors*: Stale when the host was fenced or taken over since `host` was read, or a newer poll was heard by another replica.
+    """
+    read = {"of_id": host.id, "of_epoch": host.epoch, "of_version": host.credential_version, "of_seq": poll_seq}
+    if conn.execute(_POLLED, {**read, "poll_seq": poll_seq, "seen_at": seen_at, "lease_until": lease_until}).rowcount != 1:
+        raise Stale(f"session of host {host.id}")
 
 
 def end_epoch(conn: sa.Connection, host_id: str, epoch: str, *, now: float) -> None:
@@ -157,6 +185,7 @@ class Enrollment:
 
 def add_enrollment(conn: sa.Connection, enrollment: Enrollment) -> bool:
     """A new token's record; False when the digest is known already."""
+    schema.alone(conn)
     if enrollment_by_digest(conn, enrollment.token_digest) is not None:
         return False
     conn.execute(
@@ -173,8 +202,8 @@ def add_enrollment(conn: sa.Connection, enrollment: Enrollment) -> bool:
 
 
 def enrollment_by_digest(conn: sa.Connection, digest: str) -> Enrollment | None:
-    """The record of a token."""
-    row = conn.execute(sa.select(ENROLLMENTS).where(ENROLLMENTS.c.token_digest == digest)).mappings().first()
+    """The record of a token; locked, since only one may use it."""
+    row = conn.execute(sa.select(ENROLLMENTS).where(ENROLLMENTS.c.token_digest == digest).with_for_update()).mappings().first()
     return Enrollment(**row) if row else None
 
 

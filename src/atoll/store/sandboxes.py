@@ -26,6 +26,13 @@ _DUE: Final = (
     .order_by(SANDBOXES.c.deadline_at)
     .limit(sa.bindparam("most"))
 )
+_ITS: Final = "its_"
+"""Before the names of a placement's columns where they stand beside its sandbox's."""
+_REACHABLE: Final = (
+    sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
+    .join(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
+    .where(SANDBOXES.c.state == State.READY.value, PLACEMENTS.c.holding != Holding.NONE.value)
+)
 _NEXT_DEADLINE: Final = sa.select(sa.func.min(SANDBOXES.c.deadline_at))
 
 
@@ -127,17 +134,8 @@ def unplaced(conn: sa.Connection) -> Sequence[str]:
 
 def reachable(conn: sa.Connection) -> Sequence[tuple[Sandbox, Placement]]:
     """Every sandbox that traffic can reach, with its placement."""
-    found = conn.execute(
-        sa.select(SANDBOXES, PLACEMENTS.c.id.label("found"))
-        .join(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
-        .where(SANDBOXES.c.state == State.READY.value, PLACEMENTS.c.holding != Holding.NONE.value)
-    ).mappings()
-    result: list[tuple[Sandbox, Placement]] = []
-    for row in found:
-        sandbox = rows.sandbox(row)
-        place = conn.execute(sa.select(PLACEMENTS).where(PLACEMENTS.c.id == sandbox.placement_id)).mappings().one()
-        result.append((sandbox, rows.placement(place)))
-    return result
+    found = conn.execute(_REACHABLE).mappings()
+    return [(rows.sandbox(row), rows.placement({column.name: row[_ITS + column.name] for column in PLACEMENTS.c})) for row in found]
 
 
 def events_of(conn: sa.Connection, sandbox_id: str, *, after: int, limit: int) -> Sequence[sa.RowMapping]:
@@ -149,7 +147,7 @@ def events_of(conn: sa.Connection, sandbox_id: str, *, after: int, limit: int) -
 
 
 def prune(conn: sa.Connection, *, released_before: float, limit: int = 500) -> int:
-    """Forget sandboxes that ended long ago, with placements and history; how many."""
+    """Forget sandboxes that ended long ago, with placements and history; how many. Replicas that do it at once share them."""
     gone = [
         tuple(row)
         for row in conn.execute(
@@ -157,6 +155,7 @@ def prune(conn: sa.Connection, *, released_before: float, limit: int = 500) -> i
             .where(SANDBOXES.c.state.in_(_TERMINAL), SANDBOXES.c.released_at < released_before)
             .order_by(SANDBOXES.c.released_at)
             .limit(limit)
+            .with_for_update(skip_locked=True)
         )
     ]
     ids = [sandbox_id for sandbox_id, _, _ in gone]

@@ -22,6 +22,7 @@ DEPLOYMENT: Final = sa.Table(
     sa.Column("install_id", sa.Text, nullable=False),
     sa.Column("incarnation", sa.Text, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("restored_at", sa.Float),
     sa.Column("clock_boot_id", sa.Text),
     sa.Column("clock_zero_at", sa.Float),
 )
@@ -35,6 +36,17 @@ CONFIGURATIONS: Final = sa.Table(
     sa.Column("settings", sa.JSON, nullable=False),
     sa.Column("applied_at", sa.Float, nullable=False),
     sa.Column("client_id", sa.Text, nullable=False),
+)
+
+REPLICAS: Final = sa.Table(
+    "replicas",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("address", sa.Text, nullable=False),
+    sa.Column("machine", sa.Text, nullable=False),
+    sa.Column("version", sa.Text, nullable=False),
+    sa.Column("started_at", sa.Float, nullable=False),
+    sa.Column("seen_at", sa.Float, nullable=False),
 )
 
 TEAMS: Final = sa.Table(
@@ -136,6 +148,13 @@ HOST_EPOCHS: Final = sa.Table(
     sa.Column("host_id", sa.Text, sa.ForeignKey("hosts.id"), primary_key=True),
     sa.Column("epoch", sa.Text, primary_key=True),
     sa.Column("ended_at", sa.Float, nullable=False),
+)
+
+REVOKED_CREDENTIALS: Final = sa.Table(
+    "revoked_credentials",
+    METADATA,
+    sa.Column("credential_digest", sa.Text, primary_key=True),
+    sa.Column("host_id", sa.Text, nullable=False),
 )
 
 ENROLLMENTS: Final = sa.Table(

@@ -39,15 +39,11 @@ _LOCKED: Final = (
     .with_for_update()
 )
 # Both databases read the same words here, and no dialect's construct is one for both.
-_RAISED: Final = sa.text(
-    "INSERT INTO tallies (scope, slot, place, living, records) VALUES (:scope, :slot, :place, :living, 1) "
-    "ON CONFLICT (scope, slot) DO UPDATE SET living = tallies.living + excluded.living, records = tallies.records + 1"
+_ADDED: Final = sa.text(
+    "INSERT INTO tallies (scope, slot, place, living, records) VALUES (:scope, :slot, :place, :living, :records) "
+    "ON CONFLICT (scope, slot) DO UPDATE SET living = tallies.living + excluded.living, records = tallies.records + excluded.records"
 )
-_LOWERED: Final = (
-    sa.update(TALLIES)
-    .where(TALLIES.c.scope == sa.bindparam("of_scope"), TALLIES.c.slot == sa.bindparam("of_slot"))
-    .values(living=TALLIES.c.living - sa.bindparam("fewer_living"), records=TALLIES.c.records - sa.bindparam("fewer_records"))
-)
+"""Also what is lowered: a sandbox that was counted by `recount` is in a slot that its end does not know, and only the sum has a meaning."""
 
 
 def admit(conn: sa.Connection, *, team_id: str, client_id: str, limits: Limits) -> None:
@@ -71,7 +67,13 @@ def made(conn: sa.Connection, sandbox: Sandbox) -> None:
     slot = _slot(sandbox.id)
     living = int(sandbox.state not in TERMINAL)
     scopes = _scopes(sandbox.team_id, sandbox.client_id)
-    conn.execute(_RAISED, [{"scope": scope, "slot": slot, "place": place, "living": living} for place, scope in enumerate(scopes)])
+    rows = [{"scope": scope, "slot": slot, "place": place, "living": living, "records": 1} for place, scope in enumerate(scopes)]
+    conn.execute(_ADDED, rows)
+
+
+def revived(conn: sa.Connection, sandbox: Sandbox) -> None:
+    """One that had ended lives again: its record was brought back."""
+    _lower(conn, {(place, scope, _slot(sandbox.id)): -1 for place, scope in enumerate(_scopes(sandbox.team_id, sandbox.client_id))}, {})
 
 
 def ended(conn: sa.Connection, sandbox: Sandbox) -> None:
@@ -124,9 +126,9 @@ def _complete(conn: sa.Connection, scopes: list[str]) -> None:
 
 def _lower(conn: sa.Connection, living: dict[tuple[int, str, int], int], records: dict[tuple[int, str, int], int]) -> None:
     parameters = [
-        {"of_scope": scope, "of_slot": slot, "fewer_living": living.get(key, 0), "fewer_records": records.get(key, 0)}
+        {"scope": scope, "slot": slot, "place": place, "living": -living.get(key, 0), "records": -records.get(key, 0)}
         for key in sorted({*living, *records})
-        for _, scope, slot in (key,)
+        for place, scope, slot in (key,)
     ]
     if parameters:
-        conn.execute(_LOWERED, parameters)
+        conn.execute(_ADDED, parameters)

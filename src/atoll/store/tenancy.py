@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Team
-from atoll.store import rows
+from atoll.store import hints, rows
 from atoll.store.tables import CLIENTS, TEAMS, TEMPLATES
 
 # Made once: every create runs them.
@@ -73,6 +73,7 @@ def revoke(conn: sa.Connection, team_id: str | None, client_id: str, *, now: flo
     """End a credential of this team, or of any (None); None when there is no such one. *Idempotency*: the first time stays."""
     meant = [CLIENTS.c.id == client_id] if team_id is None else [CLIENTS.c.id == client_id, CLIENTS.c.team_id == team_id]
     conn.execute(sa.update(CLIENTS).where(*meant, CLIENTS.c.revoked_at.is_(None)).values(revoked_at=now))
+    hints.client(conn, client_id)
     row = conn.execute(sa.select(CLIENTS).where(*meant)).mappings().first()
     return rows.client(row) if row else None
 

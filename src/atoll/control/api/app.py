@@ -20,7 +20,7 @@ from atoll.control.api.settings import ApiSettings
 from atoll.control.api.table import Table
 from atoll.control.api.v1 import config, deployment, document, hosts, imports, sandboxes
 from atoll.control.api.v1.context import REQUEST_ID_KEY, response_of
-from atoll.control.service import Service
+from atoll.control.service import ReplicaView, Service
 
 
 class Application(FastAPI):
@@ -48,11 +48,12 @@ def build_app(
     settings: ApiSettings,
     ready: Callable[[], bool],
     dice: Dice,
+    replicas: Callable[[], Sequence[ReplicaView]] = tuple,
     extra: Sequence[tuple[str, ASGIApp]] = (),
 ) -> FastAPI:
     """The whole API over `service`.
 
-    `ready` decides what `/health` says. `dice` makes request ids. Each of `extra` is a path prefix and the bare application that gets
+    `ready` decides what `/health` says, `replicas` are those that `/v1/status` names. `dice` makes request ids. Each of `extra` is a path prefix and the bare application that gets
     everything below it, unlimited and unauthenticated: it guards itself.
     """
     app = Application(
@@ -70,7 +71,7 @@ def build_app(
     app.include_router(of_sandboxes.dry_run())
     app.include_router(config.Config(service).router())
     app.include_router(imports.Imports(service).router())
-    app.include_router(deployment.Deployment(service, settings, ready).router())
+    app.include_router(deployment.Deployment(service, settings, ready, replicas).router())
     app.include_router(hosts.HostsApi(service).router())
     app.front = Front(
         service,

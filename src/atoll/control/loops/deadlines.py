@@ -20,12 +20,14 @@ _IDLE_S = 30.0
 _AFTER_ERROR_S = 1.0
 
 
-async def run(reconciler: Reconciler, clock: Clock) -> None:
-    """Runs until it is cancelled."""
+async def run(reconciler: Reconciler, clock: Clock, *, stagger_s: float = 0.0) -> None:
+    """Runs until it is cancelled. `stagger_s`: how much later than a deadline it looks, another value in each replica: all of them may act
+    on one deadline, and the first to commit has done it, but there is no need for all to try in the same moment.
+    """
     while True:
         pause_s = _AFTER_ERROR_S
         try:
-            pause_s = await _pass(reconciler, clock)
+            pause_s = await _pass(reconciler, clock, stagger_s)
         except AtollError as error:
             LOG.warning(names.SANDBOX_DEADLINE_MISSED, code=error.code, error=error.message)
         with contextlib.suppress(TimeoutError):
@@ -35,7 +37,7 @@ async def run(reconciler: Reconciler, clock: Clock) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _pass(reconciler: Reconciler, clock: Clock) -> float:
+async def _pass(reconciler: Reconciler, clock: Clock, stagger_s: float) -> float:
     reconciler.deadlines.clear()
     reconciler.next_look_at = math.inf
     now = clock.now()
@@ -43,6 +45,6 @@ async def _pass(reconciler: Reconciler, clock: Clock) -> float:
     for sandbox_id in due:
         await reconciler.settle(sandbox_id)
     coming = await reconciler.store.read(sandboxes.next_deadline)
-    pause_s = _IDLE_S if coming is None else min(_IDLE_S, max(0.02, coming - clock.now()))
+    pause_s = _IDLE_S if coming is None else min(_IDLE_S, max(0.02, coming + stagger_s - clock.now()))
     reconciler.next_look_at = clock.now() + pause_s
     return pause_s

@@ -26,6 +26,7 @@ from atoll.domain.sandbox import Condition, Sandbox
 from atoll.planning.reconcile import Facts, NoRoom, Stimulus, Tick, advance, wants_placing
 from atoll.store import facts
 from atoll.store.engine import Store
+from atoll.store.hints import Shared
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 
@@ -153,6 +154,15 @@ class Reconciler:
         None when nothing was placed yet, which `settle` makes good. *Errors*: those of `work`, and then nothing was committed.
         """
         placing_it = self._placing(sandbox)
+        if isinstance(self.store, Shared):
+            # One transaction: beside each other, the second would look for what the first has not committed.
+            def both(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
+                work(conn)
+                return placing_it(conn)
+
+            done, used = await self.store.write(both)
+            self.published(done, used)
+            return done
         accepted, placed = await asyncio.gather(self.store.write(work), self.store.write(placing_it), return_exceptions=True)
         for outcome in (accepted, placed):
             if isinstance(outcome, BaseException):

@@ -50,9 +50,19 @@ class Watch:
             lost = health(host, now=self.clock.now()) is Health.LOST
             if self._lost.get(host.id) is lost:
                 continue
+            if lost and not await self._still(host.id):
+                continue
             held = await self.reconciler.store.read(lambda conn, host_id=host.id: hosts.wanted(conn, host_id))  # type: ignore[misc]
             for one in held:
                 await self.reconciler.apply(one.sandbox_id, HostHeard(lost=lost, host_id=host.id))
             if lost:
                 LOG.warning(names.HOST_HEALTH_CHANGED, host_id=host.id, name=host.name, state=Health.LOST.value, count=len(held))
             self._lost[host.id] = lost
+
+    async def _still(self, host_id: str) -> bool:
+        """Whether its row says so, too: another replica may hear it, and what this one remembers is some seconds old."""
+        current = await self.reconciler.store.read(lambda conn: hosts.by_id(conn, host_id))
+        if current is None:
+            return False
+        self.directory.put(current)
+        return health(current, now=self.clock.now()) is Health.LOST

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.base.units import Vector
 from atoll.control.api import moment
 from atoll.control.api.settings import ApiSettings
-from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, Service, Why
+from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, ReplicaView, Service, Why
 from atoll.domain.deployment import ClientLimits, Rate, TeamLimits
 from atoll.domain.inventory import Inventory, Registered, conditions
 from atoll.domain.sandbox import TERMINAL, Sandbox
@@ -192,6 +192,19 @@ def key(one: Client) -> Json:
         "createdAt": timestamp(one.created_at),
         "lastUsedAt": timestamp(one.last_used_at),
         "revokedAt": timestamp(one.revoked_at),
+    }
+
+
+def replica(one: ReplicaView) -> Json:
+    return {
+        "id": one.id,
+        "address": one.address,
+        "machine": one.machine,
+        "version": one.version,
+        "startedAt": timestamp(one.started_at),
+        "seenAt": timestamp(one.seen_at),
+        "healthy": one.healthy,
+        "answering": one.answering,
     }
 
 

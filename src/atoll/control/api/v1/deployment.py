@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from atoll.base.units import ZERO
 from atoll.control.api.settings import ApiSettings
 from atoll.control.api.v1 import answers, models
 from atoll.control.api.v1.context import FAILURES, Who, respond
-from atoll.control.service import Service
+from atoll.control.service import ReplicaView, Service
 from atoll.domain.host import Admin, AdminEvent, Health
 from atoll.domain.tenancy import Role
 
@@ -26,6 +26,7 @@ class Deployment:
     service: Service
     settings: ApiSettings
     ready: Callable[[], bool]
+    replicas: Callable[[], Sequence[ReplicaView]]
 
     def router(self) -> APIRouter:
         """The routes."""
@@ -118,5 +119,6 @@ class Deployment:
             "capacity": answers.amount(sum((view.host.capacity for view in views), ZERO)),
             "used": answers.amount(sum((view.used for view in views), ZERO)),
             "sandboxes": sum(view.sandboxes for view in views),
+            "replicas": [answers.replica(one) for one in self.replicas()],
         }
         return respond(200, body)

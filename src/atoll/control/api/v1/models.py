@@ -507,6 +507,19 @@ class HostCounts(Outgoing):
     healthy: int
 
 
+class Replica(Outgoing):
+    """One control process. `answering`: the one that gives this answer."""
+
+    id: str
+    address: str
+    machine: str
+    version: str
+    started_at: str
+    seen_at: str
+    healthy: bool
+    answering: bool
+
+
 class Status(Outgoing):
     """The deployment, for operators."""
 
@@ -518,6 +531,7 @@ class Status(Outgoing):
     capacity: Amount
     used: Amount
     sandboxes: int
+    replicas: list[Replica]
 
 
 class Failure(Outgoing):
