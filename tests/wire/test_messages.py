@@ -31,6 +31,8 @@ MODELS: dict[str, type[BaseModel]] = {
     "agent/observe_answer": agent.ObserveAnswer,
     "agent/payloads_wanted": agent.PayloadsWanted,
     "agent/payloads": agent.Payloads,
+    "agent/accounts": agent.Accounts,
+    "agent/accounts_answer": agent.AccountsAnswer,
     "agent/collected": agent.Collected,
     "agent/error": agent.ErrorBody,
     "guest/config": guest.GuestConfig,

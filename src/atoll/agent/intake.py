@@ -3,7 +3,8 @@
 Theory of operation. A command is judged by (generation, desired revision), then by its digest: newer replaces, equal repeats, older is
 stale, and one id with two contents is a fault of control that changes nothing. ENSURE_ABSENT is taken even for what the agent never
 knew: "delete works from every state" includes the state of having been forgotten. A command that control has seen carried out, and that
-is new here, comes after the agent's database was lost: its guest is taken over if the machine has exactly it, and lost if not.
+is new here, comes after the agent's database was lost, or control's was taken back to a backup: its guest is taken over if the machine
+has exactly it, and lost if not. Absence that was accepted is final.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def _fresh(command: Command, *, boot_id: str, quarantine: bool, held: bool) -> R
 def _newer(known: Record, command: Command, *, boot_id: str) -> Record:
     newer = replace(
         known,
-        desired=command.kind,
+        # Absence that was accepted is final: whatever control still wants of it was decided before, or by a store taken back to before.
+        desired=Kind.ENSURE_ABSENT if known.desired is Kind.ENSURE_ABSENT else command.kind,
         desired_revision=command.desired_revision,
         command_id=command.id,
         digest=command.digest,

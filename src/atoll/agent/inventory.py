@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import Final
 
 from atoll.agent.ledger import Ledger
 from atoll.agent.record import Goal, Record, exited, goal, seen
@@ -23,6 +24,10 @@ from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 
 log = get_logger()
+
+
+UNRECORDED: Final = ("control has no row for it",)
+"""What is said of a placement that control does not know."""
 
 
 class Fate(Enum):
@@ -143,7 +148,7 @@ async def settle(
         await ledger.change(placement_id, lambda record: replace(record, quarantined=True))
     for record in ledger:
         if record.quarantined and not record.absent and record.placement_id not in stock.strangers:
-            quarantine.add(record.placement_id, ("control has no row for it",))
+            quarantine.add(record.placement_id, UNRECORDED)
     gate = asyncio.Semaphore(parallel)
 
     async def settle_one(placement_id: str, fate: Fate) -> None:

@@ -20,6 +20,7 @@ from atoll.domain.placement import Observed
 from atoll.wire.agent import Command
 
 LEASE_FACT = "lease"
+INCARNATION_FACT = "incarnation"
 ISOLATIONS_FACT = "isolations"
 _LEASE_STEP_S = 5.0
 
@@ -145,6 +146,15 @@ class Ledger:
         """Remember which isolations work here, so that the next run need not wait for its own probes to be useful."""
         with contextlib.suppress(Unavailable):
             await self._journal.write(put_fact(ISOLATIONS_FACT, f"{self.boot_id} {' '.join(names)}"))
+
+    def incarnation(self) -> str | None:
+        """Of the store that this host has settled with; None: it has not heard of any."""
+        return self._facts.get(INCARNATION_FACT)
+
+    async def keep_incarnation(self, incarnation: str) -> None:
+        """This host has settled with this life of the store."""
+        await self._journal.write(put_fact(INCARNATION_FACT, incarnation))
+        self._facts[INCARNATION_FACT] = incarnation
 
     async def keep_lease(self, until: float) -> None:
         """Remember the lease for the next run. Kept in steps of 5 s: a run that restarts counts a little less, never more."""

@@ -27,13 +27,14 @@ from atoll.agent.config import AgentConfig, Identity
 from atoll.agent.executor import Executor
 from atoll.agent.health import Health
 from atoll.agent.intake import Verdict
-from atoll.agent.inventory import Quarantine
+from atoll.agent.inventory import UNRECORDED, Quarantine
 from atoll.agent.journal import Journal, answer_epoch
 from atoll.agent.leases import Deadlines, rule_of
 from atoll.agent.ledger import Ledger
 from atoll.agent.messages import Window, part_of, share_of
 from atoll.agent.outbox import Outbox
 from atoll.agent.record import EndedBy, EndRule, Goal, ending, goal
+from atoll.agent.settling import Settling
 from atoll.agent.transport import Transport
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
@@ -44,6 +45,9 @@ from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 from atoll.wire.agent import (
     MESSAGE_BYTES_MAX,
+    Account,
+    Accounts,
+    AccountsAnswer,
     Collect,
     Collected,
     Command,
@@ -139,6 +143,7 @@ class Session:
         self._lost = False
         self._bytes_max = MESSAGE_BYTES_MAX
         self._windows = (Window(), Window(), Window())
+        self._settling = Settling(host.ledger, host.quarantine, clock, self._give_account)
         self._failures = Backoff(dice, first_s=0.05, most_s=2.0)
         self._haste = Backoff(dice, first_s=0.02, most_s=1.0)
 
@@ -194,6 +199,7 @@ class Session:
             epoch=self._run.epoch,
             previous_epoch=earlier[self._proof % len(earlier)] if earlier else None,
             poll_seq=self._poll_seq,
+            incarnation=host.ledger.incarnation(),
             agent_version=self._config.agent_version,
             facts=self._config.facts,
             health=health,
@@ -217,6 +223,7 @@ class Session:
             self._lost = False
             log.info(events.CONTROL_FOUND, host_id=self._identity.host_id)
         await self._remember(until)
+        await self._settling.follow(answer.incarnation)
         try:
             ends = {end.placement_id: rule_of(end, sent_boot=sent_boot) for end in answer.ends}
             accepted = await asyncio.gather(*(self._accept(c, answer.payloads, ends.get(c.placement_id)) for c in answer.commands))
@@ -290,12 +297,16 @@ class Session:
             self._host.deadlines.unwatch(placement_id)
         return bool(forgotten)
 
+    async def _give_account(self, incarnation: str, accounts: list[Account]) -> AccountsAnswer:
+        message = Accounts(host_id=self._identity.host_id, epoch=self._run.epoch, incarnation=incarnation, accounts=accounts)
+        return await self._transport.accounts(message)
+
     async def _quarantine(self, placement_ids: Sequence[str]) -> None:
         for placement_id in placement_ids:
             record = self._host.ledger.get(placement_id)
             if record is not None and not record.absent and not record.quarantined:
                 await self._host.ledger.change(placement_id, lambda r: replace(r, quarantined=True))
-                self._host.quarantine.add(placement_id, ("control has no row for it",))
+                self._host.quarantine.add(placement_id, UNRECORDED)
 
     # beside the poll
     async def speak_up(self) -> None:

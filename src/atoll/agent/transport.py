@@ -22,6 +22,8 @@ from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavail
 from atoll.base.secret import Secret
 from atoll.wire.agent import (
     MESSAGE_BYTES_MAX,
+    Accounts,
+    AccountsAnswer,
     Collected,
     Enroll,
     Enrolled,
@@ -52,6 +54,8 @@ class Transport(Protocol):
     async def observe(self, message: Observe) -> ObserveAnswer: ...
 
     async def payloads(self, message: PayloadsWanted) -> Payloads: ...
+
+    async def accounts(self, message: Accounts) -> AccountsAnswer: ...
 
     async def collected(self, message: Collected) -> None: ...
 
@@ -95,6 +99,10 @@ class HttpTransport:
     async def payloads(self, message: PayloadsWanted) -> Payloads:
         """See Transport."""
         return await self._call("payloads", message, Payloads, within_s=CALL_S)
+
+    async def accounts(self, message: Accounts) -> AccountsAnswer:
+        """See Transport."""
+        return await self._call("accounts", message, AccountsAnswer, within_s=CALL_S)
 
     async def collected(self, message: Collected) -> None:
         """See Transport."""

@@ -1,4 +1,4 @@
-"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,payloads}, bare ASGI (wire/agent.py says what each is for).
+"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,accounts,payloads}, bare ASGI (wire/agent.py says what each is for).
 
 Each host has a rate of its own, in this replica: an agent that spins is told when to come again, and costs others nothing. Who shows no
 valid credential, and who enrols, share one rate each.
@@ -71,6 +71,8 @@ class Agents:
                     await asgi.answer_model(send, answer)
             case "observe":
                 await asgi.answer_model(send, await self._sessions.observe(host, asgi.parse(wire.Observe, data)))
+            case "accounts":
+                await asgi.answer_model(send, await self._sessions.accounts(host, asgi.parse(wire.Accounts, data)))
             case "payloads":
                 await asgi.answer_model(send, await self._sessions.payloads(host, asgi.parse(wire.PayloadsWanted, data)))
             case "collected":

@@ -13,6 +13,7 @@ from typing import Final
 from atoll.base.errors import Code, Refused
 from atoll.control.consoles import Consoles
 from atoll.control.orders import Orders
+from atoll.control.settling import settled
 from atoll.domain.command import Kind
 from atoll.domain.host import Host
 from atoll.store import hosts
@@ -46,6 +47,8 @@ class Answers:
             raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
         if session.poll_seq > poll.poll_seq:
             raise Refused(Code.STALE_POLL, "a newer poll of this session has come to another replica")
+        if not settled(poll, self.incarnation):
+            return wire.PollAnswer(lease_s=lease_s, incarnation=self.incarnation, acknowledged=acknowledged)
         wanted_ids = {w.placement_id for w in wanted}
         asked = [p for p in dict.fromkeys((*poll.tombstones, *poll.holds, *poll.health.quarantined)) if p not in wanted_ids]
         gone, unknown = await self.store.read(lambda conn: hosts.gone_or_unknown(conn, host.id, asked))

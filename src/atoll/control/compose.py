@@ -51,8 +51,8 @@ from atoll.control.wellknown import Joining, WellKnown
 from atoll.control.whys import Whys
 from atoll.domain.deployment import Deployment
 from atoll.images.carrier import Carrier
+from atoll.store import backup, restoring, schema, timeline
 from atoll.store import sandboxes as stored
-from atoll.store import schema, timeline
 from atoll.store.engine import SqliteStore, Store
 from atoll.store.hints import EVERYTHING, Hints, Shared
 from atoll.store.replicas import Replica
@@ -198,7 +198,7 @@ class Control:
             self._store = _store(self.settings, self._dice)
         store = self._store
         self._clock = await _clock_of(store, self._clock)
-        new, now = self._dice(8).hex(), self._clock.now()
+        new, now = restoring.first(chance=self._dice), self._clock.now()
         await store.write(schema.migrate)
         install_id, incarnation = await store.write(
             lambda conn: schema.deployment(conn, install_id=self.settings.install_id, incarnation=new, now=now)
@@ -373,6 +373,9 @@ def _store(settings: ControlSettings, dice: Dice) -> Store:
     """PostgreSQL where the operator names one, else the embedded file."""
     named = settings.secrets / DATABASE_URL
     if not named.exists():
+        kept = backup.put_in_place(settings.database)
+        if kept is not None:
+            LOG.warning(names.STORE_RESTORED, path=str(kept))
         return SqliteStore(settings.database)
     from atoll.store.postgres import PostgresStore
 

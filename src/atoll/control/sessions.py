@@ -20,7 +20,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from atoll.base.clock import Clock
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.ids import EpochId
 from atoll.control.answers import Answers
 from atoll.control.consoles import Consoles
@@ -31,11 +31,12 @@ from atoll.control.inspection import Findings, Inspection
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import Orders
+from atoll.control.settling import PROBLEM, Settling, settled
 from atoll.domain.host import LEASE_S, Host
 from atoll.domain.placement import Holding, Report
 from atoll.domain.sandbox import State
 from atoll.planning.reconcile import Facts, Heard
-from atoll.store import facts, hosts, sandboxes
+from atoll.store import facts, hosts, restoring, sandboxes
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
@@ -90,6 +91,8 @@ class Sessions:
         self._orders = orders
         self._consoles = consoles
         self._fencing = fencing
+        self._incarnation = incarnation
+        self._settling = Settling(reconciler, clock, incarnation)
         self._answers = Answers(store=store, orders=orders, consoles=consoles, incarnation=incarnation)
         self._inspection = Inspection()
         self._sessions: dict[str, _Session] = {}
@@ -98,7 +101,9 @@ class Sessions:
         """The host of this credential. *Errors*: Refused CREDENTIAL_REVOKED."""
         digest = hashlib.sha256(credential.encode()).hexdigest()
         found = await self._store.read(lambda conn: hosts.by_credential(conn, digest))
-        if found is None or not hmac.compare_digest(found.credential_digest or "", digest):
+        if found is None:
+            raise await self._store.read(lambda conn: _stranger(conn, digest))
+        if not hmac.compare_digest(found.credential_digest or "", digest):
             raise Refused(Code.CREDENTIAL_REVOKED, "this host credential is unknown or revoked")
         return found
 
@@ -124,15 +129,14 @@ class Sessions:
                     raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
                 left = until - self._clock.boot()
                 news = answer.commands or answer.ends or answer.forget or answer.collect or acknowledged
-                if left <= _MOMENT_S or news or not session.unknown.issuperset(answer.unknown):
+                if left <= _MOMENT_S or news or not settled(poll, self._incarnation) or not session.unknown.issuperset(answer.unknown):
                     session.unknown = frozenset(answer.unknown)
                     return answer
                 await _any(work, overtaken, timeout=left)
 
     async def observe(self, host: Host, message: wire.Observe) -> wire.ObserveAnswer:
         """Observations that could not wait. *Errors*: as `poll`."""
-        if host.epoch != message.epoch:
-            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
+        self._holds(host, message.epoch)
         acknowledged, committed = await self.hear(host, message.observations, epoch=message.epoch)
         return wire.ObserveAnswer(
             acknowledged=acknowledged,
@@ -150,8 +154,7 @@ class Sessions:
 
     async def payloads(self, host: Host, message: wire.PayloadsWanted) -> wire.Payloads:
         """Payloads for an agent that restarted before it delivered them."""
-        if host.epoch != message.epoch:
-            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
+        self._holds(host, message.epoch)
         found: dict[str, wire.InitPayload] = {}
         for reference in message.refs:
             sandbox = await self._store.read(lambda conn, reference=reference: sandboxes.get(conn, reference))  # type: ignore[misc]
@@ -165,10 +168,22 @@ class Sessions:
         }
         return wire.Payloads(payloads=found, guest_tokens=tokens)
 
+    async def accounts(self, host: Host, message: wire.Accounts) -> wire.AccountsAnswer:
+        """What a host has, after the store was taken back to a backup. *Errors*: as `observe`."""
+        self._holds(host, message.epoch)
+        return await self._settling.take(host, message)
+
+    @staticmethod
+    def _holds(host: Host, epoch: str) -> None:
+        """Refuse what another run than the host's session says. Right after a restore there is none: the next poll begins it."""
+        if host.epoch is None:
+            raise Unavailable(Code.CONTROL_UNAVAILABLE, "this host has no session yet; a poll begins it")
+        if host.epoch != epoch:
+            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
+
     def collected(self, host: Host, message: wire.Collected) -> None:
         """A console that somebody asked for. *Errors*: as `observe`."""
-        if host.epoch != message.epoch:
-            raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
+        self._holds(host, message.epoch)
         self._consoles.collected(message)
 
     async def hear(
@@ -290,6 +305,8 @@ class Sessions:
         if poll.health.quarantined:
             problems = (*problems, "inventory.quarantine")
         problems = (*problems, *findings.problems)
+        if not settled(poll, self._incarnation):
+            problems = (*problems, PROBLEM)
         health = (frozenset(poll.health.isolations), frozenset(poll.health.images), problems, findings.facts)
         now = self._clock.now()
         known = self._directory.host(host.id)
@@ -343,6 +360,13 @@ class Sessions:
 
 def _health(host: Host) -> _Health:
     return host.isolations, host.images, host.problems, host.facts
+
+
+def _stranger(conn: sa.Connection, digest: str) -> AtollError:
+    """Why nobody has this credential. A store that was taken back to a backup may only not know it: that is no fence, and ends nothing."""
+    if restoring.restored_at(conn) is not None and not hosts.is_revoked(conn, digest):
+        return Refused(Code.HOST_UNKNOWN, "this store was restored from a backup that does not know this host credential")
+    return Refused(Code.CREDENTIAL_REVOKED, "this host credential is unknown or revoked")
 
 
 async def _any(*events: asyncio.Event, timeout: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,11 @@ def add_to(app: typer.Typer) -> None:
     """Add them, those for people before those that only programs start."""
     for name, function in (("up", up), ("down", down), ("status", status), ("env", env), ("doctor", doctor)):
         app.command(name)(function)
+    backup = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Control's database into a file, and back.")
+    backup.command("create")(backup_create)
+    backup.command("restore")(backup_restore)
+    backup.command("restored")(backup_restored)
+    app.add_typer(backup, name="backup")
     app.add_typer(agent_commands.app, name="agent")
     app.add_typer(control_commands.app, name="control")
     app.command("supervise", hidden=True)(supervise)
@@ -127,6 +133,56 @@ def env(as_json: JsonOption = False) -> None:
         output.document(values)
     else:
         print(export.lines(values))
+
+
+def backup_create(
+    file: Annotated[Path, typer.Argument(help="A new file; it gets mode 0600.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Back control's database up into FILE, while everything runs (root)."""
+    from importlib.metadata import version
+
+    from atoll.programs import backup as program
+
+    made = program.create(layout_of(), file, version=version("atoll"))
+    if as_json:
+        output.document(asdict(made))
+        return
+    print(f"{made.file}: {made.size_bytes / 2**20:.1f} MiB, schema {made.schema}, incarnation {made.incarnation}, SHA-256 {made.sha256}")
+    print("\nKeep with it, in another place: without these files it restores nothing, and they are not in it.")
+    for name in made.keep_with_it:
+        print(f"  {name}")
+
+
+def backup_restore(
+    file: Annotated[Path, typer.Argument(help="A file that `atoll backup create` made, of this instance.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Take control's database back to FILE (root). Sandboxes go on; hosts say what they have that the backup does not know."""
+    from atoll.programs import backup as program
+
+    taken = program.restore(layout_of(), file)
+    if as_json:
+        output.document(asdict(taken))
+        return
+    print(f"Control's database is that of {output.moment(taken.made_at)}; its incarnation is {taken.incarnation}.")
+    print(f"What it was before is in {taken.replaced}, until the next restore.")
+    print(
+        "\nHosts now say what they have: sandboxes that the backup does not know get a record again, without metadata; those that no host\n"
+        "has have ended (PLACEMENT_LOST). `atoll sandbox list` and `atoll host list` show it."
+    )
+    print("Keys that were revoked since the backup are valid again: revoke them. Hosts that were enrolled since must be enrolled again.")
+
+
+def backup_restored(as_json: JsonOption = False) -> None:
+    """Say that the PostgreSQL database was restored by its own tools, before any control process uses it."""
+    from atoll.programs import backup as program
+
+    incarnation = program.restored(layout_of())
+    if as_json:
+        output.document({"incarnation": incarnation})
+    else:
+        print(f"The store's incarnation is {incarnation}.")
 
 
 def doctor(as_json: JsonOption = False) -> None:

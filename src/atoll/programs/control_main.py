@@ -140,10 +140,13 @@ def serve(place: Layout, config: instance.Config) -> None:
 
     from atoll.control.compose import DATABASE_URL, Control
     from atoll.programs.migration import migrate_apart
+    from atoll.store import backup
 
     entry = door(config)
     shared = (place.secrets / DATABASE_URL).exists()
     if not shared:
+        # A restore that was prepared comes first: what is migrated is what will be opened.
+        backup.put_in_place(place.database)
         migrate_apart(place.database)
     # A replica that was given a place of its own is reached there; the listener of `control.toml` is the instance's own.
     listener = None if os.environ.get(LISTEN_VARIABLE) else control_config.load(place).listener

@@ -7,6 +7,7 @@
 | POST /agent/v1/poll | parked <= 25 s | renews the lease, carries health and observations, returns commands and ends |
 | POST /agent/v1/observe | at once | observations that cannot wait for the poll |
 | POST /agent/v1/collected | at once | the end of a guest's console that control asked for |
+| POST /agent/v1/accounts | at once | what the host has, for a control whose store was taken back to a backup |
 | POST /agent/v1/payloads | at once | sealed payloads by reference, for an agent that restarted before it delivered them |
 
 Everything that expires travels as remaining seconds, counted on CLOCK_BOOTTIME from when the agent *sent* the request.
@@ -20,6 +21,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.base.units import Vector
+from atoll.domain import account
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
 from atoll.domain.spec import OnEnd, OnLeaseExpiry, Spec
@@ -29,6 +31,7 @@ MESSAGE_BYTES_MAX: Final = 256 * 1024
 COMMANDS_PER_POLL_MAX: Final = 16
 OBSERVATIONS_PER_MESSAGE_MAX: Final = 256
 POLL_PARK_S_MAX: Final = 25.0
+ACCOUNTS_PER_MESSAGE_MAX: Final = 32
 COLLECT_BYTES_MAX: Final = 128 * 1024
 HOST_NAME_MAX: Final = 128
 
@@ -154,6 +157,8 @@ class Poll(Message):
     epoch: str
     previous_epoch: str | None = None
     poll_seq: int = Field(ge=1)
+    incarnation: str | None = None
+    """Of the store that this host has settled with; None: it has not heard of any."""
     agent_version: str
     facts: HostFacts
     health: HostHealth
@@ -280,6 +285,59 @@ class Payloads(Message):
     payloads: dict[str, InitPayload] = Field(default_factory=dict)
     guest_tokens: dict[str, str] = Field(default_factory=dict, repr=False)
     """placement_id → JWT of scope control, as in `Command.guest_token`."""
+
+
+class Account(Message):
+    """What a host has of one placement, for a control whose store was taken back to a backup. Source of domain.account.Account."""
+
+    placement_id: str
+    sandbox_id: str
+    team_id: str
+    generation: int
+    kind: Kind
+    desired_revision: int
+    spec: Spec | None = None
+    nonce: str | None = None
+    ready: bool = False
+    address: str | None = None
+    end_revision: int = 0
+    remaining_s: float | None = None
+    """Until the end that the agent enforces."""
+
+    def told(self) -> account.Account:
+        """As control reasons about it."""
+        return account.Account(
+            placement_id=self.placement_id,
+            sandbox_id=self.sandbox_id,
+            team_id=self.team_id,
+            generation=self.generation,
+            desired=self.kind,
+            desired_revision=self.desired_revision,
+            spec=self.spec,
+            nonce=self.nonce,
+            ready=self.ready,
+            address=self.address,
+            end_revision=self.end_revision,
+            remaining_s=self.remaining_s,
+        )
+
+
+class Accounts(Message):
+    """Body of /accounts: a part of all that a host has and that is not gone. `incarnation`: of the poll's answer that made it necessary."""
+
+    host_id: str
+    epoch: str
+    incarnation: str
+    accounts: list[Account] = Field(max_length=ACCOUNTS_PER_MESSAGE_MAX)
+
+
+class AccountsAnswer(Message):
+    """Answer of /accounts."""
+
+    known: list[str] = Field(default_factory=list)
+    """Placements that are on record, or are again."""
+    unknown: list[str] = Field(default_factory=list)
+    """Placements that fit nothing on record: the agent quarantines and reports them."""
 
 
 class Collected(Message):

@@ -1,0 +1,140 @@
+"""Restoring: what control makes of a host's account of a placement, after its store was taken back to a backup. Pure.
+
+Theory of operation. Two questions. Of a placement that is on record: what has the agent accepted or enforced since the backup, so that the
+next word of control is newer than all of that? Of one that is not: which record was it, and does it fit what is on record otherwise?
+Nothing is ended here. What does not fit is left to the agent to keep and report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from atoll.base.errors import Code
+from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
+from atoll.domain import history as ev
+from atoll.domain.account import Account
+from atoll.domain.command import Kind
+from atoll.domain.placement import Holding, Observed, Placement
+from atoll.domain.sandbox import TERMINAL, Sandbox, State
+from atoll.planning.reconcile import Facts, Note, Outcome
+
+
+def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
+    """The known placement once control's next word about it is newer than what the agent has; None when it is.
+
+    An end that the agent enforces is the newest word on it. Where it has none, the one on record may have been long ago: it gets its
+    whole timeout again, rather than end because of a restore.
+    """
+    sandbox, placement = facts.sandbox, facts.placement
+    older = next((one for one in facts.older if one.id == account.placement_id), None)
+    if older is not None:
+        ahead = account.desired_revision >= older.desired_revision
+        return Outcome(sandbox, placement, (), (replace(older, desired_revision=account.desired_revision + 1),)) if ahead else None
+    if placement is None or placement.id != account.placement_id or placement.holding is Holding.NONE:
+        # Gone on record: its agent is told so with its next poll.
+        return None
+    if account.desired_revision >= placement.desired_revision:
+        placement = replace(placement, desired_revision=account.desired_revision + 1)
+    if sandbox.state not in (State.RELEASING, *TERMINAL) and sandbox.end_at is not None:
+        left_s = account.remaining_s if account.remaining_s is not None else float(sandbox.spec.timeout_s)
+        sandbox = replace(sandbox, end_at=now + left_s, end_revision=max(sandbox.end_revision, account.end_revision) + 1)
+    if placement is facts.placement and sandbox is facts.sandbox:
+        return None
+    return Outcome(sandbox, placement, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A placement that gets a record again. `instead`: the placement of an earlier generation, which was seen gone before this one began."""
+
+    sandbox: Sandbox
+    placement: Placement
+    note: Note
+    instead: Placement | None = None
+
+
+def found(account: Account, known: Facts | None, *, host_id: str, restored_at: float, now: float) -> Found | None:
+    """The records that an account of an unknown placement stands for; None when it does not fit, or cannot be told.
+
+    `known`: what is on record of its sandbox. A record that the restore itself has ended, or that lost its placement to it, is taken up
+    again; one that ended otherwise is not.
+    """
+    if account.spec is None or account.nonce is None or not _fits(account, known, restored_at=restored_at):
+        return None
+    placement = _placement(account, host_id=host_id, now=now)
+    sandbox = _sandbox(account, known.sandbox if known else None, placement, now=now)
+    note = Note(ev.SANDBOX_RESTORED, {"host_id": host_id, "placement_id": placement.id})
+    return Found(sandbox, placement, note, instead=known.placement if known is not None else None)
+
+
+def _fits(account: Account, known: Facts | None, *, restored_at: float) -> bool:
+    if known is None:
+        return True
+    sandbox = known.sandbox
+    if sandbox.team_id != account.team_id or account.generation < sandbox.generation:
+        return False
+    if sandbox.state in TERMINAL:
+        by_restore = sandbox.reason == Code.STORE_RESTORED
+        lost = sandbox.reason == Code.PLACEMENT_LOST and (sandbox.released_at or 0.0) >= restored_at
+        return by_restore or (lost and account.generation > sandbox.generation)
+    # A generation begins when the last one was seen gone: the newer one is the truth, whichever host says so first.
+    return known.placement is None or account.generation > sandbox.generation
+
+
+def _placement(account: Account, *, host_id: str, now: float) -> Placement:
+    assert account.spec is not None
+    assert account.nonce is not None
+    going = account.desired is Kind.ENSURE_ABSENT
+    return Placement(
+        id=PlacementId(account.placement_id),
+        sandbox_id=SandboxId(account.sandbox_id),
+        host_id=HostId(host_id),
+        generation=account.generation,
+        holding=Holding.CLEANUP_PENDING if going else Holding.ACTIVE if account.ready else Holding.RESERVED,
+        vector=account.spec.vector(),
+        nonce=account.nonce,
+        desired=account.desired,
+        desired_revision=account.desired_revision,
+        desired_reason=str(Code.RELEASE_REQUESTED) if going else None,
+        observed=Observed.RUNNING if account.ready and not going else Observed.UNKNOWN,
+        applied_revision=account.desired_revision if account.ready and not going else 0,
+        address=account.address,
+        ready=account.ready and not going,
+        created_at=now,
+    )
+
+
+def _sandbox(account: Account, known: Sandbox | None, placement: Placement, *, now: float) -> Sandbox:
+    """A record anew, and no move of one that there is: of that it takes what only control ever knew."""
+    assert account.spec is not None
+    spec = known.spec if known else account.spec
+    going = placement.desired is Kind.ENSURE_ABSENT
+    state = State.RELEASING if going else State.READY if placement.ready else State.PROVISIONING
+    deadlines = {State.RELEASING: now + spec.release_s, State.PROVISIONING: now + spec.image_s + spec.guest_ready_s}
+    left_s = account.remaining_s if account.remaining_s is not None else float(spec.timeout_s)
+    return Sandbox(
+        id=placement.sandbox_id,
+        revision=known.revision if known else 1,
+        team_id=TeamId(account.team_id),
+        client_id=known.client_id if known else ClientId(""),
+        state=state,
+        spec=spec,
+        generation=account.generation,
+        created_at=known.created_at if known else now,
+        end_at=now + left_s,
+        end_revision=max(known.end_revision if known else 0, account.end_revision) + 1,
+        alias=known.alias if known else spec.image_name,
+        metadata=known.metadata if known else {},
+        payload_digest=known.payload_digest if known else None,
+        started_at=(known.started_at if known else None) or (now if placement.ready else None),
+        host_id=placement.host_id,
+        placement_id=placement.id,
+        unseen=known.unseen if known else 0,
+        reason=str(Code.RELEASE_REQUESTED) if going else None,
+        release_requested_at=now if going else None,
+        deadline_at=deadlines.get(state),
+        attempts=known.attempts if known else 1,
+        # Who waited for it has had its answer: a start that fails is not tried on another host.
+        bootstrap_exposed=True,
+        secured=known.secured if known else True,
+    )
