@@ -66,7 +66,7 @@ def _show(rig: Rig, seconds: float) -> int:
     try:
         time.sleep(seconds)
         for replica in rig.replicas:
-            rows.append(_kill(rig, load, f"replica {replica.number}", replica.program, lambda one=replica: one.well(), seconds))  # type: ignore[misc]
+            rows.append(_kill(rig, load, f"replica {replica.number}", replica.program, lambda one=replica: one.well(), seconds))
         for machine in rig.machines:
             assert machine.agent is not None
             rows.append(_kill(rig, load, f"agent of {machine.name}", machine.agent, lambda: rig.healthy() == len(rig.machines), seconds))

@@ -373,7 +373,7 @@ class Rig:
 
     def call(self, method: str, path: str, **body: Any) -> Any:
         with self.api(self._living()) as api:
-            answer = api.request(method, path, **({"json": body} if body or method != "GET" else {}))
+            answer = api.request(method, path, json=body if body or method != "GET" else None)
             answer.raise_for_status()
             return answer.json()
 

@@ -10,6 +10,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -43,7 +44,7 @@ class Server:
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(mode=0o700)
         os.chown(home, account.pw_uid, account.pw_gid)
-        demoted = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": "/"}
+        demoted: Any = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": "/"}
         subprocess.run(
             [programs / "initdb", "-D", home / "data", "-A", "trust", "-U", USER, "-E", "UTF8", "--no-sync"],
             check=True, capture_output=True, **demoted,

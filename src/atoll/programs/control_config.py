@@ -83,7 +83,7 @@ def _of(place: Layout, raw: Mapping[str, Any]) -> ControlConfig:
 def address(text: str) -> tuple[str, int]:
     """HOST, HOST:PORT, [V6]:PORT or :PORT. *Errors*: ValueError."""
     host, sign, port = text.rpartition(":")
-    if not sign or (text.count(":") > 1 and not text.startswith("[")):
+    if not sign or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
         host, port = text, str(PORT_DEFAULT)
     host = host.removeprefix("[").removesuffix("]") or "0.0.0.0"
     if not port.isdigit() or not 0 < int(port) < 65536:

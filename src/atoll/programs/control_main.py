@@ -159,12 +159,10 @@ def serve(place: Layout, config: instance.Config) -> None:
         await control.start()
         settle_down()
         log.info(events.PROCESS_STARTED, pid=os.getpid(), port=entry.port, address=entry.address)
-        beside = []
-        if not shared:
-            # Replicas of a shared database count by its clock: a step of this machine's moves nothing.
-            beside.append(asyncio.create_task(_end_when_the_clock_was_set(clock, server)))
-        if listener is not None:
-            beside.append(asyncio.create_task(_secure(control.app, listener)))
+        # Replicas of a shared database count by its clock: a step of this machine's moves nothing.
+        watches = [] if shared else [_end_when_the_clock_was_set(clock, server)]
+        listens = [] if listener is None else [_secure(control.app, listener)]
+        beside = [asyncio.create_task(work) for work in (*watches, *listens)]
         try:
             yield
         finally:
