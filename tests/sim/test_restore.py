@@ -41,7 +41,7 @@ class Line(HttpTransport):
     """A host's way into whatever control serves now, over the agents' own routes. `cut`: nothing gets there."""
 
     def __init__(self, control: Callable[[], Control | None], credential: Secret) -> None:
-        super().__init__("http://test", credential)
+        super().__init__("http://localhost", credential)
         self._control = control
         self._key = credential
         self.cut = False

@@ -97,9 +97,9 @@ async def test_a_lease_is_not_renewed_for_a_session_that_is_no_more(store: Store
 async def test_a_token_is_used_once(store: Store, machine: Host) -> None:
     record = hosts.Enrollment("enr_1", "digest", "name", NOW, NOW + 60)
     await store.write(lambda conn: hosts.add_enrollment(conn, record))
-    await store.write(lambda conn: hosts.use_enrollment(conn, "enr_1", host_id=machine.id, now=NOW))
+    await store.write(lambda conn: hosts.use_enrollment(conn, "enr_1", host_id=machine.id, form_digest="form", now=NOW))
     with pytest.raises((Stale, Unavailable)):
-        await store.write(lambda conn: hosts.use_enrollment(conn, "enr_1", host_id="hst_other", now=NOW))
+        await store.write(lambda conn: hosts.use_enrollment(conn, "enr_1", host_id="hst_other", form_digest="form", now=NOW))
     found = await store.read(lambda conn: hosts.enrollment_by_digest(conn, "digest"))
     assert found is not None
     assert found.host_id == machine.id

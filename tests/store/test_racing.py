@@ -199,7 +199,7 @@ async def test_a_token_makes_one_host_whichever_replica_is_asked(replicas: tuple
             return False
         made = host(name="name")
         hosts.add(conn, made, now=NOW)
-        hosts.use_enrollment(conn, token.id, host_id=made.id, now=NOW)
+        hosts.use_enrollment(conn, token.id, host_id=made.id, form_digest="form", now=NOW)
         return True
 
     assert sum(await asyncio.gather(*(store.write(use) for store in replicas * 20))) == 1
