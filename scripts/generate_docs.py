@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the documents that follow from the code: docs/STATES.md, ERRORS.md, EVENTS.md, CLI.md, and the lock of error codes.
+"""Write the documents that follow from the code: docs/STATES.md, ERRORS.md, EVENTS.md, METRICS.md, CLI.md, and the lock of error codes.
 
     scripts/generate_docs.py            write them
     scripts/generate_docs.py --check    say which are stale; status 1 when any is
@@ -15,6 +15,7 @@ import ast
 import inspect
 import re
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -33,12 +34,14 @@ from atoll.cli import reference
 from atoll.domain import command, history, host, placement, sandbox
 from atoll.domain.deployment import WorkloadClass
 from atoll.telemetry import events
+from atoll.telemetry import metrics as declared
 from atoll.wire.quantities import write_duration
 
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
 
 LOCK: Final = ROOT / "docs" / "errors.lock"
+PRODUCED: Final = ROOT / "tests" / "errors.toml"
 MADE: Final = "<!-- Made by scripts/generate_docs.py from {source}; edit that instead. -->\n"
 FAMILIES: Final = ("Refused", "Unavailable", "OutcomeUnknown", "Bug")
 MANY: Final = 5
@@ -70,6 +73,7 @@ def documents() -> dict[Path, str]:
         docs / "STATES.md": states(),
         docs / "ERRORS.md": error_codes(),
         docs / "EVENTS.md": event_types(),
+        docs / "METRICS.md": metrics(),
         reference.FILE: reference.text(),
         LOCK: lock(),
     }
@@ -176,7 +180,7 @@ def theory(module: ModuleType) -> str:
 
 def error_codes() -> str:
     """Every stable code with its family and hint."""
-    families = raised_as()
+    families, proofs = raised_as(), producing_tests()
     text = (
         "# Error codes\n\n"
         + MADE.format(source="src/atoll/base/errors.py")
@@ -186,11 +190,17 @@ def error_codes() -> str:
         "broken. A code without a family is a reason that a sandbox, host or event carries.\n"
     )
     for title, codes in sections(Path(errors.__file__), "Code").items():
-        text += f"\n## {title[:1].upper()}{title[1:]}\n\n| code | family | what to do |\n|---|---|---|\n"
+        text += f"\n## {title[:1].upper()}{title[1:]}\n\n| code | family | what to do | produced by |\n|---|---|---|---|\n"
         for name in codes:
             code = Code[name]
-            text += f"| `{code}` | {', '.join(sorted(families.get(name, ()))) or 'a reason'} | {HINTS[code]} |\n"
+            family = ", ".join(sorted(families.get(name, ()))) or "a reason"
+            text += f"| `{code}` | {family} | {HINTS[code]} | `{proofs.get(name, 'nothing')}` |\n"
     return text
+
+
+def producing_tests() -> dict[str, str]:
+    """Code name → the test that produces it, as tests/errors.toml says."""
+    return tomllib.loads(PRODUCED.read_text())
 
 
 def raised_as() -> dict[str, set[str]]:
@@ -253,7 +263,8 @@ def event_types() -> str:
         "# Events\n\n"
         + MADE.format(source="src/atoll/domain/history.py and src/atoll/telemetry/events.py")
         + "\nNames are append-only. A *recorded* event is written in the same commit as the change that it tells of, and clients read it "
-        "(`atoll sandbox events`, `/v1/sandboxes/{id}/events`). A *log* event is a line of a program's log.\n\n## Recorded\n\n"
+        "(`atoll sandbox events`, `/v1/sandboxes/{id}/events`; operators those of the whole deployment by `atoll events`, "
+        "`/v1/operations/events`). A *log* event is a line of a program's log.\n\n## Recorded\n\n"
     )
     for names in sections(Path(history.__file__), None).values():
         text += "".join(f"- `{getattr(history, name)}`\n" for name in names)
@@ -261,6 +272,59 @@ def event_types() -> str:
     for title, names in sections(Path(events.__file__), None).items():
         text += f"\n### {title[:1].upper()}{title[1:]}\n\n" + "".join(f"- `{getattr(events, name)}`\n" for name in names)
     return text
+
+
+# Metrics.
+
+EDGE: Final = ROOT / "native" / "internal" / "edge" / "metrics.go"
+_METRICS_HEAD: Final = """
+In Prometheus' text format. No label holds an id or a client's word; each has few values, which are named here.
+
+| of | where | who may read it |
+|---|---|---|
+| control | `GET /metrics` and `GET /v1/operations/metrics` at the API's address | operators: the key as `X-API-KEY`, or as a bearer token |
+| edge | `GET /metrics` at its admin port, on loopback only (the edge's port + 2) | everybody on the machine |
+| hosts and sandboxes | among control's: hosts report with their polls | as control's |
+
+Prometheus reads control's with the key in a file that only it can read:
+
+```yaml
+scrape_configs:
+  - job_name: atoll-control
+    authorization: {type: Bearer, credentials_file: /etc/prometheus/atoll-operator.key}
+    static_configs: [{targets: ["127.0.0.1:3000"]}]
+  - job_name: atoll-edge
+    static_configs: [{targets: ["127.0.0.1:3002"]}]
+```
+
+With `OTEL_EXPORTER_OTLP_ENDPOINT` (or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) in the environment of
+`atoll up`, control also sends its metrics, and a trace of each create with its phases, by OTLP over HTTP. The other `OTEL_` variables mean what
+OpenTelemetry says they do. Nothing is sent, and nothing of it is loaded, without them.
+"""
+
+
+def metrics() -> str:
+    """Every metric with its labels."""
+    text = "# Metrics\n\n" + MADE.format(source="src/atoll/telemetry/metrics.py and native/internal/edge/metrics.go") + _METRICS_HEAD
+    text += "\n## Control\n\n| metric | kind | labels | what |\n|---|---|---|---|\n"
+    kinds = {
+        **dict.fromkeys(declared.COUNTERS, "counter"),
+        **dict.fromkeys(declared.HISTOGRAMS, "histogram"),
+        **dict.fromkeys(declared.GAUGES, "gauge"),
+    }
+    for spec, kind in kinds.items():
+        labels = "; ".join(f"`{name}`: {values}" for name, values in spec.labels)
+        text += f"| `{spec.name}` | {kind} | {labels} | {spec.help} |\n"
+    text += "\n## Edge\n\n| metric | kind | what |\n|---|---|---|\n"
+    return text + "".join(f"| `{name}` | {kind} | {said} |\n" for name, kind, said in edge_metrics())
+
+
+def edge_metrics() -> list[tuple[str, str, str]]:
+    """Name, kind and help of each metric that the edge writes."""
+    source = EDGE.read_text()
+    found = re.findall(r'\.(?:one|head)\("(\w+)", "(\w+)", "([^"]+)"', source)
+    by_class = re.findall(r'\.classes\("(\w+)", "([^"]+)"', source)
+    return [*found, *((name, "counter", said) for name, said in by_class)]
 
 
 if __name__ == "__main__":

@@ -64,6 +64,16 @@ async def test_a_sandbox_outlives_its_class(world: World, agent: Agent) -> None:
         await world.until(made["id"], "released")
 
 
+async def test_who_applied_what_is_on_record_once(world: World) -> None:
+    for _ in range(2):
+        await apply(world, SMALL, 0)
+    assert await refusal_of(apply(world, SMALL.replace("512MiB", "1GiB"), 0)) == "CONFIG_CONFLICT"
+    done, refused = (await world.call("GET", "/v1/operations/audit?action=config.apply")).json()["items"]
+    whoami = (await world.call("GET", "/v1/whoami")).json()
+    assert (done["result"], done["clientId"], done["data"]["revision"]) == ("done", whoami["client"]["id"], 1)
+    assert refused["result"] == "CONFIG_CONFLICT"
+
+
 async def test_another_document_meanwhile_is_a_conflict_and_the_same_one_is_not(world: World) -> None:
     first = await apply(world, SMALL, 0)
     assert first["revision"] == 1

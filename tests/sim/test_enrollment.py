@@ -10,6 +10,7 @@ import pytest
 
 from atoll.base.units import Vector
 from atoll.control.enrollment import TOKEN_LIFE_S
+from atoll.control.loops import retention
 from atoll.control.loops.retention import TOKENS_KEPT_S
 from atoll.domain.host import LOST_AFTER_S
 from atoll.store import hosts
@@ -171,8 +172,9 @@ async def test_no_two_hosts_have_the_same_addresses(world: World) -> None:
 async def test_tokens_are_forgotten_a_day_after_they_expired(world: World) -> None:
     token, mine = await world.token("far"), form(credential_digest=own("hk_mine"))
     await Agent(world, name="far").enroll(token, **mine)
-    await world.store.write(lambda conn: hosts.forget_enrollments(conn, expired_before=world.clock.now() - TOKENS_KEPT_S))
+    kept = retention.Kept(records_s=1e9, audit_s=1e9, alerts_s=1e9, events_s=1e9)
+    await retention.step(world.store, world.clock, kept)
     await Agent(world, name="far").enroll(token, **mine)
     world.clock.pass_s(TOKEN_LIFE_S + TOKENS_KEPT_S + 1)
-    await world.store.write(lambda conn: hosts.forget_enrollments(conn, expired_before=world.clock.now() - TOKENS_KEPT_S))
+    await retention.step(world.store, world.clock, kept)
     assert await refused(Agent(world, name="far").enroll(token, **mine)) == "ENROLLMENT_TOKEN_INVALID"

@@ -43,6 +43,12 @@ async def test_members_may_not_touch_hosts(world: World, agent: Agent) -> None:
     assert (await world.call("POST", "/v1/enrollment-tokens", key=key, json={"hostName": "x"})).status_code == 403
 
 
+async def test_a_host_that_there_is_not(world: World, agent: Agent) -> None:
+    for verb in ("", "drain", "disable"):
+        with pytest.raises(Refusal, match="HOST_NOT_FOUND"):
+            await host(world, verb, name="nowhere")
+
+
 async def test_a_draining_host_keeps_what_it_has_and_takes_no_more(world: World, agent: Agent) -> None:
     kept = await ready(world, agent)
     assert (await host(world, "drain"))["admin"] == "draining"

@@ -92,6 +92,9 @@ async def test_a_certificate_begins_the_next_generation(world: World, agent: Age
     (word,) = [one for one in events if one["type"] == "sandbox.replacement_authorized"]
     assert (word["data"]["statement"], word["data"]["generation"]) == ("keys of the job are revoked", 1)
     assert word["data"]["client_id"].startswith("cli_")
+    (kept,) = (await world.call("GET", "/v1/operations/audit?action=sandbox.authorize_replacement")).json()["items"]
+    assert (kept["subject"], kept["result"], kept["clientId"]) == (made, "done", word["data"]["client_id"])
+    assert kept["data"] == {"generation": 1, "statement": "keys of the job are revoked"}
     with pytest.raises(Refusal, match="REPLACEMENT_NOT_BLOCKED"):
         await authorize(world, made, 2)
 

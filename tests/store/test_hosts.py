@@ -15,7 +15,7 @@ from atoll.domain.host import Admin, Host
 from atoll.domain.placement import Observed, Report
 from atoll.domain.sandbox import Sandbox
 from atoll.planning.reconcile import EndMoved, Heard, ReleaseRequested
-from atoll.store import facts, hosts
+from atoll.store import facts, hosts, operations
 from atoll.store.engine import Stale, Store
 from tests.builders import NOW, fresh, host, placement
 
@@ -127,7 +127,10 @@ async def test_only_tokens_that_expired_before_then_are_forgotten(store: Store) 
         token = hosts.Enrollment(f"enr_{number}", f"digest-{number}", "local", NOW - 100, expires_at)
         await store.write(lambda conn, token=token: hosts.add_enrollment(conn, token))
     await store.write(lambda conn: hosts.use_enrollment(conn, "enr_0", host_id="hst_1", form_digest="form", now=NOW - 2))
-    assert await store.write(lambda conn: hosts.forget_enrollments(conn, expired_before=NOW)) == 1
+    long_ago = NOW - 1e6
+    assert 1 == await store.write(
+        lambda conn: operations.prune(conn, audit_before=long_ago, alerts_before=long_ago, events_before=long_ago, tokens_before=NOW)
+    )
     left = [await store.read(lambda conn, n=n: hosts.enrollment_by_digest(conn, f"digest-{n}")) for n in range(3)]
     assert [one is not None for one in left] == [False, True, True]
 

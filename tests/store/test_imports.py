@@ -22,7 +22,7 @@ from atoll.images.carrier import Carrier
 from atoll.store import imports as stored
 from atoll.store import tenancy
 from atoll.store.engine import Store
-from tests.builders import NOW, client, spec, template
+from tests.builders import NOW, client, spec, team, template
 
 IMAGE = "sha256:" + "a" * 64
 RECORD = {
@@ -88,6 +88,18 @@ async def test_a_bad_image_leaves_what_was(store: Store, ours: Team, tmp_path: P
     done = await part.get(caller(ours), one.id)
     assert (done.state, done.code, done.message, done.template_id) == (State.FAILED, code.value, "why", None)
     assert [item.image for item in await known(store, ours)] == [before.image]
+
+
+async def test_what_there_is_not_and_what_others_import_is_not_found(store: Store, ours: Team, tmp_path: Path) -> None:
+    part = imports(store, tmp_path, answer={"event": "failed", "code": Code.IMAGE_ACCESS_DENIED.value, "message": "401"})
+    one = await part.begin(caller(ours), ImportRequest("web", "registry:x"))
+    await ended(part)
+    assert (await part.get(caller(ours), one.id)).code == Code.IMAGE_ACCESS_DENIED
+    other = team()
+    for who, which in ((other, one.id), (ours, "imp_nothere0000000000000")):
+        with pytest.raises(Refused) as refused:
+            await part.get(caller(who), which)
+        assert refused.value.code is Code.IMPORT_NOT_FOUND
 
 
 async def test_what_a_killed_process_left_has_failed(store: Store, ours: Team, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 import generate_docs
 from atoll.base.errors import HINTS, Code
 from atoll.domain import history
-from atoll.telemetry import events
+from atoll.domain.operations import Alert
+from atoll.telemetry import events, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +71,63 @@ def test_event_names_have_one_form(module: object) -> None:
     for name, value in names.items():
         assert re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", value), value
         assert name == value.replace(".", "_").upper(), f"{name} = {value}"
+
+
+def test_each_code_names_a_test_that_produces_it() -> None:
+    named = generate_docs.producing_tests()
+    missing = sorted(set(Code.__members__) - set(named))
+    assert not missing, f"add to tests/errors.toml which test produces {missing}"
+    assert set(named) == set(Code.__members__), "a code that there is not"
+    silent = []
+    for code, test in named.items():
+        path, _, name = test.partition("::")
+        source = (ROOT / path).read_text() if (ROOT / path).is_file() else ""
+        found = [
+            node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+        ]
+        lines = source.splitlines()
+        # With its decorators: parameters may name the code.
+        texts = ["\n".join(lines[min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1 : node.end_lineno]) for node in found]
+        if not any(re.search(rf"\b{code}\b", text) for text in texts):
+            silent.append(f"{code}: {test}")
+    assert not silent, f"tests that are not there, or do not speak of their code: {silent}"
+
+
+# Alerts and metrics.
+
+
+def test_each_kind_of_alert_has_its_section_in_the_runbook() -> None:
+    """And the link that an alert carries leads there."""
+    text = (ROOT / "docs" / "RUNBOOK.md").read_text()
+    sections = dict(re.findall(r"^## (\S+)\n\n(.+?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))
+    assert list(sections) == [kind.value for kind in Alert]
+    for kind, section in sections.items():
+        assert re.match(r"(Info|Warning|Critical)\b", section), f"{kind} does not begin with how bad it is"
+        assert re.search(r"^1\. ", section, flags=re.MULTILINE), f"{kind} does not say what to do"
+    for kind in Alert:
+        path, _, anchor = kind.runbook.partition("#")
+        assert (ROOT / path).is_file()
+        # What a heading's anchor is where Markdown is shown: points go, underscores stay.
+        assert anchor in {re.sub(r"[^a-z0-9_-]", "", heading) for heading in sections}
+
+
+def test_every_metric_of_the_edge_is_documented() -> None:
+    written = set(re.findall(r'"(atoll_edge_\w+|process_\w+|go_\w+)"', generate_docs.EDGE.read_text()))
+    assert written == {name for name, _, _ in generate_docs.edge_metrics()}
+    assert len(written) > 10
+
+
+def test_metrics_have_one_form() -> None:
+    for spec in metrics.COUNTERS:
+        assert spec.name.endswith("_total"), f"{spec.name} is a counter"
+    for spec in (*metrics.GAUGES, *metrics.HISTOGRAMS):
+        assert not spec.name.endswith("_total"), f"{spec.name} is no counter"
+    known = (*metrics.COUNTERS, *metrics.HISTOGRAMS, *metrics.GAUGES)
+    assert len({spec.name for spec in known}) == len(known)
+    for spec in known:
+        assert re.fullmatch(r"(atoll|process)_[a-z_]+", spec.name)
+        assert spec.help.endswith(".")
+        assert not {name for name in spec.label_names if name.endswith("id")}, f"{spec.name}: an id is no label"
 
 
 # Tests that documents name.

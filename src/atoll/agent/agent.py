@@ -2,8 +2,8 @@
 
 Theory of operation. Start-up is in this order: exclusive lock; drivers open; a new epoch is committed with the ones before it; the
 inventory is settled against the journal; ends and lease are enforced from then on, whether control answers or not; the drivers are
-probed; the first poll, which does not park. Five things run beside each other after that: the executor, the deadlines, the poll, what
-speaks up beside it, and children. They share the ledger and nothing else. A run ends when it is asked to, or when a newer one has taken
+probed; the first poll, which does not park. Six things run beside each other after that: the executor, the deadlines, the poll, what
+speaks up beside it, what measures, and children. They share the ledger and nothing else. A run ends when it is asked to, or when a newer one has taken
 over; either way no guest is touched, and the next run goes on where this one stopped.
 """
 
@@ -30,6 +30,7 @@ from atoll.agent.outbox import Outbox
 from atoll.agent.session import Exit, Host, Run, Session
 from atoll.agent.steps import Steps
 from atoll.agent.transport import Transport
+from atoll.agent.usage import Usage
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
@@ -124,7 +125,8 @@ class Agent:
                 )
                 steps.may_start = deadlines.may_start
                 steps.on_gone = lambda placement_id: _gone(placement_id, deadlines, quarantine)
-                host = Host(ledger, outbox, journal, executor, deadlines, vault, quarantine, health, self._console)
+                usage = Usage(lambda: ledger, self._drivers, self._clock)
+                host = Host(ledger, outbox, journal, executor, deadlines, vault, quarantine, health, self._console, usage.samples)
                 self._session = Session(
                     self._config,
                     self._identity,
@@ -136,9 +138,9 @@ class Agent:
                     over=self._end,
                     on_answer=self._on_answer,
                 )
-                return await self._beside_each_other(executor, deadlines, health)
+                return await self._beside_each_other(executor, deadlines, health, usage)
 
-    async def _beside_each_other(self, executor: Executor, deadlines: Deadlines, health: Health) -> Exit:
+    async def _beside_each_other(self, executor: Executor, deadlines: Deadlines, health: Health, usage: Usage) -> Exit:
         assert self._over is not None
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -146,6 +148,7 @@ class Agent:
                 group.create_task(deadlines.run(), name="deadlines"),
                 group.create_task(self._talk(health), name="poll"),
                 group.create_task(self._session.speak_up(), name="speak-up"),
+                group.create_task(usage.run(), name="usage"),
                 *(group.create_task(supervise(child, clock=self._clock, dice=self._dice)) for child in self._children()),
             ]
             how = await self._over

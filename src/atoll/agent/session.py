@@ -48,6 +48,7 @@ from atoll.wire.agent import (
     Account,
     Accounts,
     AccountsAnswer,
+    USAGE,
     Collect,
     Collected,
     Command,
@@ -60,6 +61,7 @@ from atoll.wire.agent import (
     PayloadsWanted,
     Poll,
     PollAnswer,
+    Sample,
 )
 
 log = get_logger()
@@ -108,6 +110,7 @@ class Host:
     quarantine: Quarantine
     health: Health
     console: Callable[[str, int], Awaitable[bytes | None]]
+    usage: Callable[[Sequence[str], int], Awaitable[dict[str, list[Sample]]]]
 
 
 class Session:
@@ -358,15 +361,13 @@ class Session:
         return await self._transport.payloads(wanted)
 
     async def _collect(self, wish: Collect) -> None:
-        console = await self._host.console(wish.placement_id, wish.bytes_max)
-        answer = Collected(
-            host_id=self._identity.host_id,
-            epoch=self._run.epoch,
-            id=wish.id,
-            placement_id=wish.placement_id,
-            console_base64=base64.b64encode(console).decode() if console is not None else "",
-            code=None if console is not None else Code.PLACEMENT_LOST,
-        )
+        answer = Collected(host_id=self._identity.host_id, epoch=self._run.epoch, id=wish.id, placement_id=wish.placement_id)
+        if wish.what == USAGE:
+            answer = answer.model_copy(update={"samples": await self._host.usage(wish.placements, wish.points_max)})
+        elif (console := await self._host.console(wish.placement_id, wish.bytes_max)) is not None:
+            answer = answer.model_copy(update={"console_base64": base64.b64encode(console).decode()})
+        else:
+            answer = answer.model_copy(update={"code": Code.PLACEMENT_LOST.value})
         try:
             await self._transport.collected(answer)
         except AtollError as error:

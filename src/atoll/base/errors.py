@@ -34,6 +34,8 @@ class Code(StrEnum):
     CONFIG_INVALID = "CONFIG_INVALID"
     CONFIG_CONFLICT = "CONFIG_CONFLICT"
     CONFIG_NOT_FOUND = "CONFIG_NOT_FOUND"
+    REVISION_MISMATCH = "REVISION_MISMATCH"
+    HOST_NOT_EMPTY = "HOST_NOT_EMPTY"
     # admission
     RATE_LIMITED = "RATE_LIMITED"
     TEAM_SANDBOX_QUOTA = "TEAM_SANDBOX_QUOTA"
@@ -125,6 +127,8 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.CONFIG_INVALID: "Mend the lines that are named; `atoll config check FILE` reads it without applying it.",
     Code.CONFIG_CONFLICT: "Somebody else applied a document meanwhile; look at `atoll config show` and apply yours again.",
     Code.CONFIG_NOT_FOUND: "`atoll config history` shows the revisions that there are.",
+    Code.HOST_NOT_EMPTY: "Release its sandboxes (`atoll sandbox list --all-teams`) or wait longer.",
+    Code.REVISION_MISMATCH: "Somebody else has changed it; look at it again and repeat the request with its new ETag.",
     Code.RATE_LIMITED: "Slow down; Retry-After says for how long.",
     Code.TEAM_SANDBOX_QUOTA: "Release sandboxes that you no longer need, or let the operator raise the team's quota.",
     Code.DEPLOYMENT_SANDBOX_QUOTA: "The deployment is full; try again later or let the operator raise its quota.",

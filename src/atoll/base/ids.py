@@ -38,6 +38,7 @@ class Prefix(StrEnum):
     DELIVERY = "dlv_"
     IMPORT = "imp_"
     REPLICA = "rep_"
+    ALERT = "alr_"
 
 
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"

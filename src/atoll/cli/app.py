@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from atoll.base.errors import AtollError, Code
-from atoll.cli import config, host, key, output, sandbox, template
+from atoll.cli import config, host, key, output, records, sandbox, template, top
 
 
 class Root(TyperGroup):
@@ -85,4 +85,8 @@ def build() -> typer.Typer:
     app.add_typer(host.app, name="host")
     app.add_typer(key.app, name="key")
     app.add_typer(config.app, name="config")
+    app.add_typer(records.alerts, name="alert")
+    app.command("audit")(records.audit)
+    app.command("events")(records.events)
+    app.command("top")(top.top)
     return app

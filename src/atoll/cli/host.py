@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from atoll.cli import completion, enrollment, output
+from atoll.base.errors import Code, Unavailable
+from atoll.cli import arguments, completion, enrollment, output
 from atoll.cli.output import JsonOption
 from atoll.cli.session import session
+
+if TYPE_CHECKING:
+    from atoll.client.api import Api
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What holds sandboxes (operators).")
 
 app.add_typer(enrollment.app, name="enrollment-token")
 
+WAIT_LOOK_S: Final = 0.5
+
+WaitOption = Annotated[bool, typer.Option("--wait", help="Return when nothing is on it any more.")]
+TimeoutOption = Annotated[str, typer.Option(help="With --wait: give up after this: 90s, 5m, 2h.")]
 HostArgument = Annotated[str, typer.Argument(help="Id or name.", autocompletion=completion.hosts)]
 
 
@@ -120,19 +129,21 @@ def activate_host(host: HostArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command("drain")
-def drain_host(host: HostArgument, as_json: JsonOption = False) -> None:
+def drain_host(host: HostArgument, wait: WaitOption = False, timeout: TimeoutOption = "30m", as_json: JsonOption = False) -> None:
     """Give a host no new sandboxes; those that it has go on."""
-    _set_admin(host, "drain", as_json=as_json)
+    _set_admin(host, "drain", wait_s=arguments.duration_s(timeout) if wait else None, as_json=as_json)
 
 
 @app.command("disable")
 def disable_host(
     host: HostArgument,
     off: Annotated[bool, typer.Option("--off", help="The machine is known to be off: count its sandboxes as gone at once.")] = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = "30m",
     as_json: JsonOption = False,
 ) -> None:
     """Fence a host: its credential ends, its sandboxes end, and it must be reset and enrolled again."""
-    _set_admin(host, "disable", off=off, as_json=as_json)
+    _set_admin(host, "disable", off=off, wait_s=arguments.duration_s(timeout) if wait else None, as_json=as_json)
 
 
 @app.command("reset")
@@ -152,13 +163,26 @@ def recount_host(host: HostArgument, as_json: JsonOption = False) -> None:
     print(f"{changed['name']} grants {', '.join(f'{name}={amount}' for name, amount in changed['capacity'].items())}")
 
 
-def _set_admin(host: str, verb: str, *, as_json: bool, off: bool = False) -> None:
+def _set_admin(host: str, verb: str, *, as_json: bool, off: bool = False, wait_s: int | None = None) -> None:
     with session() as api:
         changed = api.set_host_admin(host, verb, off=off)
+        if wait_s is not None:
+            changed = _until_empty(api, changed, wait_s)
     if as_json:
         output.document(changed)
         return
     print(f"{changed['name']} is {changed['admin']}, {changed['sandboxes']} sandboxes on it")
+
+
+def _until_empty(api: Api, host: dict[str, Any], patience_s: int) -> dict[str, Any]:
+    """The host once nothing is on it. *Errors*: Unavailable HOST_NOT_EMPTY; another operator's word ends the wait, too."""
+    deadline, wanted = time.monotonic() + patience_s, host["admin"]
+    while host["sandboxes"] and host["admin"] == wanted:
+        if time.monotonic() > deadline:
+            raise Unavailable(Code.HOST_NOT_EMPTY, f"{host['name']} still holds {host['sandboxes']} sandbox(es)")
+        time.sleep(WAIT_LOOK_S)
+        host = api.host(host["id"])
+    return host
 
 
 def _share(item: dict[str, Any], name: str, divisor: int, unit: str) -> str | None:

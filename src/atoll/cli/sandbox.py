@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import sys
 import time
@@ -101,12 +102,22 @@ def list_sandboxes(
     ended: Annotated[bool, typer.Option("--all", "-a", help="Ended ones too.")] = False,
     metadata: Annotated[list[str] | None, typer.Option("--metadata", "-m", help="Only with this NAME=VALUE.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
+    all_teams: Annotated[bool, typer.Option("--all-teams", help="Every team's (operators).")] = False,
+    team: Annotated[str | None, typer.Option(help="Another team's, by name or id (operators).")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only ids, one a line.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the team's sandboxes, newest first."""
+    if all_teams and team:
+        raise typer.BadParameter("--all-teams or --team, not both")
     with session() as api:
-        found = api.sandboxes(states=state, ended=ended, metadata=arguments.pairs(metadata, what="metadata"), limit=limit)
+        found = api.sandboxes(
+            states=state,
+            ended=ended,
+            metadata=arguments.pairs(metadata, what="metadata"),
+            limit=limit,
+            team="*" if all_teams else team,
+        )
     if as_json:
         output.document({"items": found})
         return
@@ -117,6 +128,7 @@ def list_sandboxes(
     output.table(
         [
             ("ID", lambda item: item.get("id")),
+            *([("TEAM", lambda item: item.get("teamId"))] if all_teams else []),
             ("STATE", lambda item: item.get("state")),
             ("TEMPLATE", lambda item: (item.get("template") or {}).get("name")),
             ("CPU", lambda item: _of_size(item, "cpuMillis", 1000, "")),
@@ -284,18 +296,21 @@ def _all_events(api: Api, sandbox: str, *, after: int) -> list[dict[str, Any]]:
 
 
 def _follow(api: Api, sandbox: str, seen: list[dict[str, Any]], *, as_json: bool) -> None:
-    import json
-
     after = 0
     while True:
         for item in seen:
             after = int(item["seq"])
-            if as_json:
-                print(json.dumps(item, ensure_ascii=False), flush=True)
-            else:
-                print(f"{output.moment(item.get('at'))}  {item.get('type')}  {item.get('reason') or ''}".rstrip(), flush=True)
-            if item.get("state") in ENDED:
+            if _show_event(item, as_json=as_json):
                 return
+        try:
+            for item in api.follow_events(sandbox, after=after):
+                after = int(item["seq"])
+                if _show_event(item, as_json=as_json):
+                    return
+        except AtollError as error:
+            # Control is being started again: nothing is missed, since we say where we were.
+            if error.code is not Code.CONTROL_UNAVAILABLE:
+                raise
         time.sleep(0.5)
         seen = _all_events(api, sandbox, after=after)
 
@@ -339,6 +354,15 @@ def why(
         output.document(told)
     else:
         whys.show(told)
+
+
+def _show_event(item: dict[str, Any], *, as_json: bool) -> bool:
+    """Print it; whether it is the last one that there can be."""
+    if as_json:
+        print(json.dumps(item, ensure_ascii=False), flush=True)
+    else:
+        print(f"{output.moment(item.get('at'))}  {item.get('type')}  {item.get('reason') or ''}".rstrip(), flush=True)
+    return item.get("state") in ENDED
 
 
 @app.command("rm")

@@ -7,6 +7,8 @@ and its caller decides).
 
 from __future__ import annotations
 
+import contextlib
+import json
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +28,8 @@ CONNECT_S: Final = 5.0
 READ_S: Final = 90.0
 """Longer than a create's patience (50 s): control answers first."""
 UPLOAD_S: Final = 1800.0
+STREAM_S: Final = 60.0
+"""A stream says several times in this that it lives."""
 PAGE: Final = 100
 
 
@@ -97,9 +101,14 @@ class Api:
         ended: bool = False,
         metadata: Mapping[str, str] | None = None,
         limit: int | None = None,
+        team: str | None = None,
+        usage: bool = False,
     ) -> list[Json]:
-        """The team's sandboxes, newest first, over as many pages as it takes; at most `limit`. `ended`: those whose end is on record, too."""
-        parameters: dict[str, str] = {}
+        """The team's sandboxes, newest first, over as many pages as it takes; at most `limit`. `ended`: those whose end is on record, too.
+
+        `team`: another team's, or `*` for every team's; operators only. `usage`: with what each uses now.
+        """
+        parameters: dict[str, str] = {**({"team": team} if team else {}), **({"usage": "true"} if usage else {})}
         if states:
             parameters["state"] = ",".join(states)
         if ended:
@@ -142,6 +151,14 @@ class Api:
         """Where a sandbox like this would be placed now; nothing is made."""
         return self._call("POST", "/v1/placement/explain", json=body, params={"limit": str(limit)})
 
+    def follow_events(self, sandbox_id: str, *, after: int = 0) -> Iterator[Json]:
+        """Its history from `after` on, and then what comes, until it has ended. *Errors*: also CONTROL_UNAVAILABLE when the stream breaks."""
+        return self._lines(f"/v1/sandboxes/{_path(sandbox_id)}/events/stream", {"after": str(after)})
+
+    def sandbox_metrics(self, sandbox_id: str) -> list[Json]:
+        """What it has used, oldest first."""
+        return _items(self._call("GET", f"/v1/sandboxes/{_path(sandbox_id)}/metrics"))
+
     def logs(self, sandbox_id: str) -> str:
         """The guest's console, as far as its host has it."""
         return self._send("GET", f"/v1/sandboxes/{_path(sandbox_id)}/logs").text
@@ -149,6 +166,58 @@ class Api:
     def guest(self, sandbox: Json) -> Guest:
         """What is inside a sandbox, by an answer of `create_sandbox` or `sandbox`."""
         return Guest(self._target.sandbox_url, str(sandbox["id"]), cast("str | None", sandbox.get("accessToken")))
+
+    # operations
+    def alerts(self, *, state: str = "open", severity: str | None = None, limit: int | None = None) -> list[Json]:
+        """What is wrong, newest first; operators only."""
+        parameters = {"state": state, **({"severity": severity} if severity else {})}
+        found: list[Json] = []
+        for item in self._pages("/v1/operations/alerts", parameters):
+            found.append(item)
+            if limit is not None and len(found) >= limit:
+                break
+        return found
+
+    def audit(
+        self, wanted: Mapping[str, str | None] | None = None, *, after: int = 0, newest: bool = False, limit: int = PAGE
+    ) -> list[Json]:
+        """Who did what, oldest first: after `after`, or with `newest` the last ones; operators only."""
+        return self._records("/v1/operations/audit", wanted, after=after, newest=newest, limit=limit)
+
+    def deployment_events(
+        self, wanted: Mapping[str, str | None] | None = None, *, after: int = 0, newest: bool = False, limit: int = PAGE
+    ) -> list[Json]:
+        """Events of the whole deployment, as `audit`; operators only."""
+        return self._records("/v1/operations/events", wanted, after=after, newest=newest, limit=limit)
+
+    def follow_deployment(self, wanted: Mapping[str, str | None] | None = None, *, after: int | None = None) -> Iterator[Json]:
+        """Events as they come, for ever; operators only. *Errors*: also CONTROL_UNAVAILABLE when the stream breaks."""
+        parameters = {name: value for name, value in (wanted or {}).items() if value}
+        return self._lines("/v1/operations/events/stream", {**parameters, **({} if after is None else {"after": str(after)})})
+
+    def metrics(self) -> str:
+        """Control's counters in Prometheus' text format; operators only."""
+        return self._send("GET", "/v1/operations/metrics").text
+
+    def _records(self, path: str, wanted: Mapping[str, str | None] | None, *, after: int, newest: bool, limit: int) -> list[Json]:
+        parameters = {name: value for name, value in (wanted or {}).items() if value}
+        return _items(
+            self._call("GET", path, params={**parameters, "after": str(after), "limit": str(limit), "newest": str(newest).lower()})
+        )
+
+    def _lines(self, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
+        request = self._http.build_request("GET", path, params=dict(parameters), timeout=httpx.Timeout(STREAM_S, connect=CONNECT_S))
+        try:
+            answer = self._http.send(request, stream=True)
+            if not answer.is_success:
+                answer.read()
+                raise failures.of_control(answer.status_code, answer.content, retry_after=answer.headers.get("retry-after"))
+            with contextlib.closing(answer):
+                for line in answer.iter_lines():
+                    if line:
+                        yield json.loads(line)
+        except httpx.TransportError as error:
+            raise failures.unreachable(self._target.url, error, sent=False) from error
 
     # the rest
     def templates(self) -> list[Json]:

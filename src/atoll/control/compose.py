@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from atoll.control.api.settings import ApiSettings
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.configuration import Configuration
 from atoll.control.consoles import Consoles
+from atoll.control.counting import Counted
 from atoll.control.directory import Directory
 from atoll.control.ends import Ends
 from atoll.control.enrollment import Enrollment
@@ -36,29 +37,34 @@ from atoll.control.hub import Hub
 from atoll.control.imports import Imports
 from atoll.control.keys import Keys
 from atoll.control.loops import deadlines, refresh, retention
+from atoll.control.loops.alerts import Alerts
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.following import Following
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.loops.replicas import Replicas
 from atoll.control.loops.watch import Watch
+from atoll.control.metering import Meter
 from atoll.control.orders import Orders
+from atoll.control.records import Records
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import ReplicaView
 from atoll.control.sessions import Sessions
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
+from atoll.control.usages import Usages
 from atoll.control.wellknown import Joining, WellKnown
 from atoll.control.whys import Whys
 from atoll.domain.deployment import Deployment
 from atoll.images.carrier import Carrier
 from atoll.store import backup, restoring, schema, timeline
 from atoll.store import sandboxes as stored
-from atoll.store.engine import SqliteStore, Store
+from atoll.store.engine import Observable, SqliteStore, Store
 from atoll.store.hints import EVERYTHING, Hints, Shared
 from atoll.store.replicas import Replica
 from atoll.store.sealing import Sealer
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
+from atoll.telemetry.otlp import Export
 
 LOG = get_logger()
 
@@ -97,7 +103,15 @@ class ControlSettings:
     api: bool = True
     """False: people's APIs are not made, which takes a while; `hot` and `service` are there. For simulations."""
     records_kept_s: float = 24 * 3600.0
+    """Of sandboxes that have ended, with their events."""
     joining: Joining = field(default_factory=Joining)
+    audit_kept_s: float = 90 * 86400.0
+    alerts_kept_s: float = 30 * 86400.0
+    """From when they were cleared."""
+    telemetry: Mapping[str, str] = field(default_factory=dict)
+    """OpenTelemetry's environment variables: where to send metrics and traces, if anywhere."""
+    events_kept_s: float = 30 * 86400.0
+    """Of hosts and alerts."""
 
 
 Served = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -140,9 +154,20 @@ class Control:
         hub, directory = Hub(), Directory()
         orders = Orders(store=store, sealer=Sealer(_key(settings.secrets / "sealing.key")), tokens=tokens, clock=clock)
         shared = store if isinstance(store, Shared) else None
-        ends = Ends(moved=lambda moved: shared.tell(Hints(ends=moved))) if shared is not None else Ends()
+        self.meter = meter = self._metering(store)
         self.reconciler = reconciler = Reconciler(
-            store=store, clock=clock, dice=dice, hub=hub, directory=directory, routes=self._routes, ends=ends, deadlines=asyncio.Event()
+            store=store,
+            clock=clock,
+            dice=dice,
+            hub=hub,
+            directory=directory,
+            routes=self._routes,
+            ends=Ends(moved=lambda moved: shared.tell(Hints(ends=moved))) if shared is not None else Ends(),
+            deadlines=asyncio.Event(),
+            meter=meter,
+        )
+        self.alerts = Alerts(
+            store=store, clock=clock, dice=dice, hub=hub, directory=directory, meter=meter, process=f"control-{dice(4).hex()}"
         )
         consoles = Consoles(hub=hub, dice=dice)
         self.fencing = Fencing(reconciler, directory, clock)
@@ -178,19 +203,17 @@ class Control:
         await store.read(directory.load)
         self._routes.load(await store.read(stored.reachable))
         await self._join(store)
-        hosts = Hosts(
-            store=store,
-            clock=clock,
-            dice=dice,
-            hub=hub,
-            directory=directory,
-            enrollment=self.enrollment,
-            fencing=self.fencing,
-            configuration=self.configuration,
-        )
-        self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles, hosts=hosts)
+        self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles)
         await self.imports.open()
         self._serve()
+
+    def _metering(self, store: Store) -> Meter:
+        meter = Meter()
+        self._export = Export(meter.metrics, process="control", version=self.settings.version, environ=self.settings.telemetry)
+        meter.export = self._export if self._export.with_traces else None
+        if isinstance(store, Observable):
+            store.observer = meter.stored
+        return meter
 
     async def _opened(self) -> tuple[Store, str]:
         """The store at the newest schema, and its incarnation. *Errors*: Bug when it is another install's."""
@@ -239,9 +262,19 @@ class Control:
             for one, healthy in self._replicas.everyone()
         ]
 
-    def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles, hosts: Hosts) -> Facade:
+    def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
         templates = Templates(store)
         self.imports = _imports(self.settings, store=store, clock=self._clock, dice=self._dice)
+        hosts = Hosts(
+            store=store,
+            clock=self._clock,
+            dice=self._dice,
+            hub=hub,
+            directory=self.reconciler.directory,
+            enrollment=self.enrollment,
+            fencing=self.fencing,
+            configuration=self.configuration,
+        )
         sandboxes = Sandboxes(
             store=store,
             clock=self._clock,
@@ -252,6 +285,7 @@ class Control:
             templates=templates,
             consoles=consoles,
             tokens=tokens,
+            usages=Usages(clock=self._clock, consoles=consoles),
             configuration=self.configuration,
         )
         whys = Whys(
@@ -274,14 +308,25 @@ class Control:
 
     def _serve(self) -> None:
         settings = self.settings
-        self.hot = [
-            (agents.PREFIX, agents.Agents(self.sessions, self.enrollment, self._clock)),
-            (routes.PREFIX, self._routes),
-            (wellknown.PREFIX, self._well_known()),
-        ]
+        reconciler, shared = self.reconciler, not isinstance(self.reconciler.store, SqliteStore)
+        self.operations = Records(
+            store=reconciler.store,
+            clock=self._clock,
+            hub=reconciler.hub,
+            directory=reconciler.directory,
+            routes=self._routes,
+            meter=self.meter,
+            watching=self.alerts,
+            version=settings.version,
+            shared=shared,
+        )
+        of_agents = Counted(agents.Agents(self.sessions, self.enrollment, self._clock), self.meter)
+        self.hot = [(agents.PREFIX, of_agents), (routes.PREFIX, self._routes), (wellknown.PREFIX, self._well_known())]
         if settings.api:
             self._app = build_app(
                 self.service,
+                operations=self.operations,
+                meter=self.meter,
                 settings=ApiSettings(domain=settings.domain, install_id=settings.install_id, version=settings.version),
                 ready=lambda: self._started,
                 replicas=self._replica_views,
@@ -298,11 +343,12 @@ class Control:
             self._spawn(self._replicas.run())
         self._spawn(self.fencing.run())
         self._spawn(self.watch.run())
-        shared = not isinstance(self.reconciler.store, SqliteStore)
-        self._spawn(
-            refresh.run(self.reconciler.store, configuration=self.configuration, directory=self.reconciler.directory if shared else None)
-        )
-        self._spawn(retention.run(self.reconciler.store, self._clock, keep_s=settings.records_kept_s))
+        self._spawn(refresh.run(reconciler.store, configuration=self.configuration, directory=reconciler.directory if shared else None))
+        self._spawn(self.alerts.run())
+        if self._export.on:
+            self._spawn(self._export.run())
+        kept = retention.Kept(settings.records_kept_s, settings.audit_kept_s, settings.alerts_kept_s, settings.events_kept_s)
+        self._spawn(retention.run(reconciler.store, self._clock, kept))
         self._started = True
 
     def _well_known(self) -> WellKnown:

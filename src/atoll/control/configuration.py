@@ -18,7 +18,9 @@ from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.control.service import Caller, CheckedConfig, ConfigView
 from atoll.domain.deployment import Deployment
+from atoll.domain.operations import Act, Action
 from atoll.store import configurations as stored
+from atoll.store import operations
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
@@ -96,8 +98,17 @@ class Configuration:
             applied_at=self._clock.now(),
             client_id=caller.client.id,
         )
+
+        def work(conn: sa.Connection) -> stored.Configuration:
+            added = stored.add(conn, new)
+            # What was applied before is told once.
+            if added is new:
+                act = Act(caller.actor(), Action.CONFIG_APPLY, "deployment", data={"revision": new.revision, "digest": new.digest})
+                operations.audit(conn, act, at=new.applied_at)
+            return added
+
         try:
-            applied = await self._store.write(lambda conn: stored.add(conn, new))
+            applied = await self._store.write(work)
         except sa.exc.IntegrityError:
             raise Refused(Code.CONFIG_CONFLICT, f"revision {revision + 1} of the document was applied by somebody else") from None
         if applied.revision > self.revision:

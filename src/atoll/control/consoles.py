@@ -1,4 +1,4 @@
-"""Consoles: a reader's wish goes out with the host's next poll, the end of the console comes back beside it. Nothing is kept."""
+"""Consoles and usage: a reader's wish goes out with the host's next poll, what the host has comes back beside it. Nothing is kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
@@ -14,6 +15,7 @@ from atoll.control.hub import Hub
 from atoll.wire import agent as wire
 
 _PATIENCE_S: Final = 10.0
+_USAGE_PATIENCE_S: Final = 5.0
 _WAITING_MAX: Final = 256
 
 
@@ -24,25 +26,44 @@ class Consoles:
         self._hub = hub
         self._dice = dice
         self._wanted: defaultdict[str, dict[str, wire.Collect]] = defaultdict(dict)
-        self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        self._waiting: dict[str, asyncio.Future[wire.Collected]] = {}
 
     async def read(self, *, host_id: str, placement_id: str) -> bytes:
-        """The end of a placement's console. *Errors*: Unavailable RATE_LIMITED; OutcomeUnknown when its host does not answer in time."""
-        if len(self._waiting) >= _WAITING_MAX:
-            raise Unavailable(Code.RATE_LIMITED, "too many consoles are being read")
+        """The end of a placement's console.
+
+        *Errors*: Unavailable RATE_LIMITED; OutcomeUnknown when its host does not answer in time; Refused when it has none.
+        """
         wish = wire.Collect(id=new_id(Prefix.DELIVERY, self._dice), placement_id=placement_id)
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        return base64.b64decode((await self._ask(host_id, wish, patience_s=_PATIENCE_S)).console_base64)
+
+    async def usage(self, *, host_id: str, placement_ids: Sequence[str], points_max: int = 1) -> Mapping[str, Sequence[wire.Sample]]:
+        """What placements of one host have used, oldest first; those that do not run are left out. *Errors*: as `read`."""
+        wish = wire.Collect(
+            id=new_id(Prefix.DELIVERY, self._dice),
+            placement_id="",
+            what=wire.USAGE,
+            placements=list(placement_ids)[: wire.SAMPLED_MAX],
+            points_max=points_max,
+        )
+        return (await self._ask(host_id, wish, patience_s=_USAGE_PATIENCE_S)).samples
+
+    async def _ask(self, host_id: str, wish: wire.Collect, *, patience_s: float) -> wire.Collected:
+        if len(self._waiting) >= _WAITING_MAX:
+            raise Unavailable(Code.RATE_LIMITED, "too many hosts' consoles and measurements are being read")
+        future: asyncio.Future[wire.Collected] = asyncio.get_running_loop().create_future()
         self._waiting[wish.id] = future
         self._wanted[host_id][wish.id] = wish
         self._hub.wake_host(host_id)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 return await future
         except TimeoutError:
-            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the sandbox's host did not hand in its console in time") from None
+            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the sandbox's host did not hand in what was asked for in time") from None
         finally:
             self._waiting.pop(wish.id, None)
             self._wanted[host_id].pop(wish.id, None)
+            if not self._wanted[host_id]:
+                del self._wanted[host_id]
 
     def wanted(self, host_id: str) -> list[wire.Collect]:
         """Wishes that have not been sent yet; each is given once."""
@@ -58,9 +79,10 @@ class Consoles:
             return
         if message.code is not None:
             code = Code(message.code) if message.code in Code.__members__ else Code.SANDBOX_NOT_FOUND
-            future.set_exception(Refused(code, "the host has no console of this sandbox"))
+            future.set_exception(Refused(code, "the host has nothing of this sandbox"))
             return
         try:
-            future.set_result(base64.b64decode(message.console_base64, validate=True))
+            base64.b64decode(message.console_base64, validate=True)
         except binascii.Error:
             raise Refused(Code.INVALID_REQUEST, "console_base64 is not base64") from None
+        future.set_result(message)

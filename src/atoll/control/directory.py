@@ -6,15 +6,17 @@ shared database every few seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from atoll.base.units import ZERO, Vector
 from atoll.domain.host import Host
 from atoll.domain.spec import Spec
+from atoll.planning import placing
 from atoll.planning.fleet import Fleet
-from atoll.planning.placing import Advert
+from atoll.planning.placing import Advert, Filter
 from atoll.store import facts, hosts
 
 SUMMED_S = 1.0
@@ -22,12 +24,22 @@ SUMMED_S = 1.0
 _SUMS_MAX = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why no host fits."""
+
+    text: str
+    """In one line, for people."""
+    removed: Mapping[Filter, int]
+    """How many hosts each filter removes."""
+
+
 class Directory:
     """In memory, by host id."""
 
     def __init__(self) -> None:
         self._fleet = Fleet()
-        self._summed: dict[tuple[object, ...], tuple[float, str]] = {}
+        self._summed: dict[tuple[object, ...], tuple[float, Shortage]] = {}
 
     def adverts(self) -> Iterable[Advert]:
         """Every host that is known."""
@@ -42,17 +54,18 @@ class Directory:
         """The host to ask first; None when no host fits."""
         return self._fleet.choose(spec, sandbox_id=sandbox_id, now=now, excluded=excluded)
 
-    def summary(self, spec: Spec, *, now: float) -> str:
-        """Why no host fits, in one line; at most a second old."""
+    def shortage(self, spec: Spec, *, now: float) -> Shortage:
+        """Why no host fits; at most a second old."""
         key = (spec.vector(), spec.arch, spec.regions, spec.labels, spec.isolation, spec.require_host)
         known = self._summed.get(key)
         if known is not None and 0 <= now - known[0] < SUMMED_S:
             return known[1]
         if len(self._summed) >= _SUMS_MAX:
             self._summed.clear()
-        text = self._fleet.summary(spec, now=now)
-        self._summed[key] = (now, text)
-        return text
+        removed = self._fleet.removed(spec, now=now)
+        shortage = Shortage(placing.summary(len(self._fleet), removed), removed)
+        self._summed[key] = (now, shortage)
+        return shortage
 
     def load(self, conn: sa.Connection) -> None:
         """Read everything anew; a store function."""

@@ -21,11 +21,14 @@ from atoll.base.ids import Dice, HostId, Prefix, new_id
 from atoll.base.units import ZERO
 from atoll.control.configuration import Configuration
 from atoll.control.directory import Directory
+from atoll.domain import history
 from atoll.domain.host import LOST_AFTER_S, Admin, Health, Host, health
 from atoll.domain.inventory import Inventory, Overcommit, Registered, capacity
+from atoll.domain.operations import Act, Action, Actor
 from atoll.planning import admission
-from atoll.store import hosts
+from atoll.store import hosts, operations
 from atoll.store.engine import Store
+from atoll.store.operations import Told
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 from atoll.wire import agent as wire
@@ -58,8 +61,11 @@ class Enrollment:
         self._auto_activate = auto_activate
         self._configuration = configuration
 
-    async def admit_token(self, token_digest: str, *, host_name: str, life_s: float = TOKEN_LIFE_S) -> None:
-        """Let the token of this digest enrol a host of this name, once, within `life_s`. *Idempotency*: a known digest changes nothing."""
+    async def admit_token(self, token_digest: str, *, host_name: str, life_s: float = TOKEN_LIFE_S, act: Act | None = None) -> None:
+        """Let the token of this digest enrol a host of this name, once, within `life_s`. *Idempotency*: a known digest changes nothing.
+
+        `act`: whose doing it is.
+        """
         now = self._clock.now()
         record = hosts.Enrollment(
             id=new_id(Prefix.ENROLLMENT, self._dice),
@@ -68,7 +74,12 @@ class Enrollment:
             created_at=now,
             expires_at=now + life_s,
         )
-        await self._store.write(lambda conn: hosts.add_enrollment(conn, record))
+
+        def work(conn: sa.Connection) -> None:
+            if hosts.add_enrollment(conn, record) and act is not None:
+                operations.audit(conn, act, at=now)
+
+        await self._store.write(work)
 
     async def enroll(self, message: wire.Enroll) -> wire.Enrolled:
         """Consume the token and make the host, in one commit.
@@ -80,7 +91,7 @@ class Enrollment:
         made = "" if message.credential_digest else "hk_" + self._dice(32).hex()
         digest = message.credential_digest or _digest(made)
         token_digest, form = _digest(message.token), _form(message)
-        now = self._clock.now()
+        now, event_id = self._clock.now(), new_id(Prefix.EVENT, self._dice)
 
         def work(conn: sa.Connection) -> tuple[Host, bool]:
             token = hosts.enrollment_by_digest(conn, token_digest)
@@ -94,15 +105,16 @@ class Enrollment:
                 raise _invalid()
             host = self._host(conn, message, digest, now=now)
             hosts.use_enrollment(conn, token.id, host_id=host.id, form_digest=form, now=now)
+            _on_record(conn, host, Actor(), event_id=event_id, now=now)
             return host, True
 
         host, new = await self._store.write(work)
         self._tell(host, new=new)
         return wire.Enrolled(host_id=host.id, credential=made, credential_version=host.credential_version, install_id=self._install_id)
 
-    async def register(self, message: wire.Registration) -> Host:
+    async def register(self, message: wire.Registration, *, by: Actor) -> Host:
         """Register a host by an operator's word, without a token. *Idempotency*: the same message again is fine. *Errors*: as `enroll`."""
-        digest, now = message.credential_digest, self._clock.now()
+        digest, now, event_id = message.credential_digest, self._clock.now(), new_id(Prefix.EVENT, self._dice)
         if digest is None:
             raise Refused(Code.INVALID_REQUEST, "a host that is registered without a token brings the digest of its own credential")
 
@@ -112,7 +124,9 @@ class Enrollment:
                 if _registered(message) != known.registered or message.capacity != known.capacity:
                     raise Refused(Code.ENROLLMENT_CONFLICT, f"host {message.name!r} is registered with another configuration")
                 return known, False
-            return self._host(conn, message, digest, now=now), True
+            host = self._host(conn, message, digest, now=now)
+            _on_record(conn, host, by, event_id=event_id, now=now)
+            return host, True
 
         host, new = await self._store.write(work)
         self._tell(host, new=new)
@@ -193,6 +207,13 @@ def _form(message: wire.Registration) -> str:
 
 def _invalid() -> Refused:
     return Refused(Code.ENROLLMENT_TOKEN_INVALID, "the token is unknown, used, or expired")
+
+
+def _on_record(conn: sa.Connection, host: Host, by: Actor, *, event_id: str, now: float) -> None:
+    entry = Act(by, Action.HOST_ENROLL, host.id, data={"name": host.name, "credential_version": host.credential_version})
+    operations.audit(conn, entry, at=now)
+    told = Told(history.HOST_ENROLLED, host.admin.value, host_id=host.id, request_id=by.request_id, data={"name": host.name})
+    operations.record(conn, told, event_id=event_id, at=now)
 
 
 def _enrolled_before(conn: sa.Connection, token: hosts.Enrollment, form: str, digest: str) -> Host:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from atoll.base.errors import Code
 from atoll.base.secret import Secret
@@ -12,7 +12,7 @@ from atoll.control.hosts import Hosts
 from atoll.control.imports import Imports
 from atoll.control.keys import Keys
 from atoll.control.sandboxes import Sandboxes
-from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, Why
+from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, UsagePoint, Why
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
 from atoll.control.whys import Whys
@@ -56,26 +56,53 @@ class Facade:
     async def create(self, caller: Caller, request: CreateRequest) -> Sandbox:
         return await self._sandboxes.create(caller, request)
 
-    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False) -> Sandbox:
-        return await self._sandboxes.get(caller, sandbox_id, ended=ended)
+    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False, every_team: bool = False) -> Sandbox:
+        return await self._sandboxes.get(caller, sandbox_id, ended=ended, every_team=every_team)
 
     async def find(self, caller: Caller, query: Query) -> Page[Sandbox]:
         return await self._sandboxes.find(caller, query)
 
-    async def release(self, caller: Caller, sandbox_id: str, *, reason: str = Code.RELEASE_REQUESTED) -> Sandbox:
-        return await self._sandboxes.release(caller, sandbox_id, reason=reason)
+    async def release(
+        self,
+        caller: Caller,
+        sandbox_id: str,
+        *,
+        reason: str = Code.RELEASE_REQUESTED,
+        every_team: bool = False,
+        revision: int | None = None,
+    ) -> Sandbox:
+        return await self._sandboxes.release(caller, sandbox_id, reason=reason, every_team=every_team, revision=revision)
 
-    async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
-        return await self._sandboxes.set_end(caller, sandbox_id, timeout_s=timeout_s, only_extend=only_extend)
+    async def set_end(
+        self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool, revision: int | None = None
+    ) -> Sandbox:
+        return await self._sandboxes.set_end(caller, sandbox_id, timeout_s=timeout_s, only_extend=only_extend, revision=revision)
+
+    async def events(
+        self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100, every_team: bool = False
+    ) -> Sequence[EventRecord]:
+        return await self._sandboxes.events(caller, sandbox_id, after=after, limit=limit, every_team=every_team)
 
     async def authorize_replacement(self, caller: Caller, sandbox_id: str, *, generation: int, statement: str = "") -> Sandbox:
         return await self._sandboxes.authorize_replacement(caller, sandbox_id, generation=generation, statement=statement)
 
-    async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> Sequence[EventRecord]:
-        return await self._sandboxes.events(caller, sandbox_id, after=after, limit=limit)
+    async def follow(self, caller: Caller, sandbox_id: str, *, after: int = 0) -> AsyncIterator[Sequence[EventRecord]]:
+        return await self._sandboxes.follow(caller, sandbox_id, after=after)
 
-    async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
-        return await self._sandboxes.logs(caller, sandbox_id)
+    async def logs(self, caller: Caller, sandbox_id: str, *, every_team: bool = False) -> bytes:
+        return await self._sandboxes.logs(caller, sandbox_id, every_team=every_team)
+
+    async def usage(self, caller: Caller, sandbox_id: str, *, every_team: bool = False) -> tuple[Sandbox, Sequence[UsagePoint]]:
+        found = await self._sandboxes.get(caller, sandbox_id, every_team=every_team)
+        return found, await self._sandboxes.usages.course(found)
+
+    async def usages(self, caller: Caller, sandbox_ids: Sequence[str]) -> Sequence[tuple[Sandbox, UsagePoint]]:
+        found = await self._sandboxes.some(caller, sandbox_ids)
+        latest = await self._sandboxes.usages.latest(found)
+        return [(one, latest[one.id]) for one in found if one.id in latest]
+
+    async def usage_of(self, sandboxes: Sequence[Sandbox]) -> Mapping[str, UsagePoint]:
+        return await self._sandboxes.usages.latest(sandboxes)
 
     async def why(self, caller: Caller, sandbox_id: str) -> Why:
         return await self._whys.of_sandbox(caller, sandbox_id)
@@ -109,8 +136,10 @@ class Facade:
     async def host(self, caller: Caller, host_id: str) -> HostView:
         return await self._hosts.get(caller, host_id)
 
-    async def set_host_admin(self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False) -> HostView:
-        return await self._hosts.set_admin(caller, host_id, event, off=off)
+    async def set_host_admin(
+        self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False, revision: int | None = None
+    ) -> HostView:
+        return await self._hosts.set_admin(caller, host_id, event, off=off, revision=revision)
 
     async def register_host(self, caller: Caller, registration: wire.Registration) -> HostView:
         return await self._hosts.register(caller, registration)

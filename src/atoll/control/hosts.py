@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
-from atoll.base.ids import Dice
+from atoll.base.ids import Dice, Prefix, new_id
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.control.configuration import Configuration
@@ -23,15 +23,18 @@ from atoll.control.directory import Directory
 from atoll.control.enrollment import TOKEN_LIFE_S, Enrollment
 from atoll.control.hub import Hub
 from atoll.control.loops.fencing import Fencing
-from atoll.control.service import Caller, HostView, NewToken
+from atoll.control.service import Caller, HostView, NewToken, revision_mismatch
+from atoll.domain import history
 from atoll.domain import host as domain
 from atoll.domain.host import Admin, AdminEvent, Host, health
 from atoll.domain.inventory import CAPACITY, capacity
 from atoll.domain.machine import IllegalMove
+from atoll.domain.operations import Act, Action
 from atoll.planning import admission
-from atoll.store import facts
+from atoll.store import facts, operations
 from atoll.store import hosts as stored
 from atoll.store.engine import Store
+from atoll.store.operations import Told
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 from atoll.wire import agent as wire
@@ -39,6 +42,19 @@ from atoll.wire import agent as wire
 LOG = get_logger()
 
 _NAME_MAX: Final = 128
+
+ACTIONS: Final = {
+    AdminEvent.ACTIVATE: Action.HOST_ACTIVATE,
+    AdminEvent.DRAIN: Action.HOST_DRAIN,
+    AdminEvent.DISABLE: Action.HOST_DISABLE,
+    AdminEvent.RESET: Action.HOST_RESET,
+}
+TOLD: Final = {
+    AdminEvent.ACTIVATE: history.HOST_ACTIVATED,
+    AdminEvent.DRAIN: history.HOST_DRAINED,
+    AdminEvent.DISABLE: history.HOST_DISABLED,
+    AdminEvent.RESET: history.HOST_RESET,
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,14 +83,17 @@ class Hosts:
                 return view
         raise Refused(Code.HOST_NOT_FOUND, f"host {reference[:64]!r} was not found")
 
-    async def set_admin(self, caller: Caller, reference: str, event: AdminEvent, *, off: bool) -> HostView:
+    async def set_admin(self, caller: Caller, reference: str, event: AdminEvent, *, off: bool, revision: int | None = None) -> HostView:
         """As Service.set_host_admin."""
         wanted = (await self.get(caller, reference)).host.id
+        now, event_id = self.clock.now(), new_id(Prefix.EVENT, self.dice)
 
         def work(conn: sa.Connection) -> Host:
             host = stored.by_id(conn, wanted)
             if host is None:
                 raise Refused(Code.HOST_NOT_FOUND, f"host {reference[:64]!r} was not found")
+            if revision is not None and host.revision != revision:
+                raise revision_mismatch(f"host {host.name}", host.revision)
             if event is AdminEvent.RESET and (held := stored.placements_held(conn, host.id)):
                 raise Refused(
                     Code.ILLEGAL_STATE,
@@ -89,9 +108,13 @@ class Hosts:
             if changed.admin is Admin.ACTIVE:
                 admission.admit_active_host(stored.count(conn).active, self.configuration.current.deployment)
             stored.save(conn, changed)
+            operations.audit(conn, Act(caller.actor(), ACTIONS[event], host.id, data={"name": host.name, "off": int(off)}), at=now)
+            told = Told(TOLD[event], changed.admin.value, host_id=host.id, request_id=caller.request_id, data={"name": host.name})
+            operations.record(conn, told, event_id=event_id, at=now)
             return replace(changed, revision=changed.revision + 1)
 
         host = await self.store.write(work)
+        self.hub.news()
         self.directory.put(host)
         self.hub.wake_host(host.id)
         if host.admin is Admin.DISABLED:
@@ -104,12 +127,13 @@ class Hosts:
     async def register(self, caller: Caller, registration: wire.Registration) -> HostView:
         """As Service.register_host."""
         _operator(caller)
-        host = await self.enrollment.register(registration)
+        host = await self.enrollment.register(registration, by=caller.actor())
         return await self.get(caller, host.id)
 
     async def recount(self, caller: Caller, reference: str) -> HostView:
         """As Service.recount_host."""
         wanted = (await self.get(caller, reference)).host.id
+        now, event_id = self.clock.now(), new_id(Prefix.EVENT, self.dice)
 
         def work(conn: sa.Connection) -> Host:
             host = stored.locked(conn, wanted)
@@ -117,9 +141,14 @@ class Hosts:
                 raise Refused(Code.HOST_NOT_FOUND, f"host {reference[:64]!r} was not found")
             changed = _recounted(host, used=facts.used(conn, host.id))
             stored.save(conn, changed)
+            data = {"name": host.name, **asdict(changed.capacity)}
+            operations.audit(conn, Act(caller.actor(), Action.HOST_RECOUNT, host.id, data=data), at=now)
+            told = Told(history.HOST_RECOUNTED, changed.admin.value, host_id=host.id, request_id=caller.request_id, data=data)
+            operations.record(conn, told, event_id=event_id, at=now)
             return replace(changed, revision=changed.revision + 1)
 
         host = await self.store.write(work)
+        self.hub.news()
         self.directory.put(host)
         LOG.warning(names.HOST_RECOUNTED, host_id=host.id, name=host.name, what=asdict(host.capacity))
         return await self.get(caller, host.id)
@@ -133,7 +162,8 @@ class Hosts:
             raise Refused(Code.INVALID_REQUEST, f"a token lives at most {TOKEN_LIFE_S:.0f} s")
         token = Secret("et_" + self.dice(32).hex())
         digest = hashlib.sha256(token.reveal().encode()).hexdigest()
-        await self.enrollment.admit_token(digest, host_name=host_name, life_s=life_s)
+        act = Act(caller.actor(), Action.ENROLLMENT_TOKEN_CREATE, host_name, data={"life_s": life_s})
+        await self.enrollment.admit_token(digest, host_name=host_name, life_s=life_s, act=act)
         return NewToken(token, host_name, self.clock.now() + life_s)
 
 

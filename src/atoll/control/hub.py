@@ -20,6 +20,7 @@ class Hub:
     def __init__(self) -> None:
         self._waiting: defaultdict[str, dict[asyncio.Event, None]] = defaultdict(dict)
         self._hosts: defaultdict[str, dict[asyncio.Event, None]] = defaultdict(dict)
+        self._of_all: defaultdict[str, dict[asyncio.Event, None]] = defaultdict(dict)
 
     @contextlib.contextmanager
     def watch(self, sandbox_id: str) -> Iterator[asyncio.Event]:
@@ -33,8 +34,20 @@ class Hub:
         with self._member(self._hosts, host_id) as event:
             yield event
 
+    @contextlib.contextmanager
+    def all_commits(self) -> Iterator[asyncio.Event]:
+        """An event that is set by every commit that has recorded something."""
+        with self._member(self._of_all, "") as event:
+            yield event
+
+    def news(self) -> None:
+        """Something was recorded, of a sandbox, a host or the deployment."""
+        for event in self._of_all.get("", ()):
+            event.set()
+
     def changed(self, sandbox: Sandbox) -> None:
         """A commit of this sandbox is durable."""
+        self.news()
         for event in self._waiting.get(sandbox.id, ()):
             event.set()
 

@@ -13,9 +13,10 @@ from atoll.base.ids import ClientId, Dice, Prefix, TeamId, new_id
 from atoll.base.secret import Secret
 from atoll.control.configuration import Configuration
 from atoll.control.service import Caller, NewKey
+from atoll.domain.operations import Act, Action
 from atoll.domain.tenancy import Client, Role, Team, key_digest
 from atoll.planning.admission import Buckets, Limits
-from atoll.store import schema, tenancy
+from atoll.store import operations, schema, tenancy
 from atoll.store.engine import Store
 
 _REMEMBER_S: Final = 5.0
@@ -68,6 +69,8 @@ class Keys:
             owner = caller.team if team is None else self._team(conn, team, now=now)
             client = self._client(owner, key_digest(key.reveal()), key.reveal()[-4:], name=name, role=role, now=now)
             tenancy.add_client(conn, client)
+            about = {"name": name, "role": role.value, "team": owner.name}
+            operations.audit(conn, Act(caller.actor(), Action.KEY_CREATE, client.id, data=about), at=now)
             return client
 
         return NewKey(await self._store.write(work), key)
@@ -77,9 +80,15 @@ class Keys:
         now = self._clock.now()
         # Who may make a key for any team may end it, too.
         team_id = None if caller.operator else caller.team.id
-        found = await self._store.write(lambda conn: tenancy.revoke(conn, team_id, client_id, now=now))
-        if found is None:
-            raise Refused(Code.KEY_NOT_FOUND, f"key {client_id[:64]!r} was not found")
+
+        def work(conn: sa.Connection) -> Client:
+            found = tenancy.revoke(conn, team_id, client_id, now=now)
+            if found is None:
+                raise Refused(Code.KEY_NOT_FOUND, f"key {client_id[:64]!r} was not found")
+            operations.audit(conn, Act(caller.actor(), Action.KEY_REVOKE, found.id, data={"name": found.name}), at=now)
+            return found
+
+        found = await self._store.write(work)
         self._remembered.pop(found.key_digest, None)
         return found
 

@@ -91,6 +91,11 @@ class Routes:
             self._ended.popitem(last=False)
         self._tell(Line(type="gone", cursor=self._cursor, sandbox_id=sandbox_id, revision=revision, reason=reason))
 
+    @property
+    def followers(self) -> int:
+        """How many edges follow the stream."""
+        return len(self._followers)
+
     def get(self, sandbox_id: str) -> Route | None:
         """One route."""
         return self._routes.get(sandbox_id)

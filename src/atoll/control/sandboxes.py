@@ -11,35 +11,41 @@ import base64
 import binascii
 import contextlib
 import json
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from atoll.base.clock import Clock
-from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
+from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, SandboxId, is_id, new_id
 from atoll.control.configuration import Configuration
 from atoll.control.consoles import Consoles
 from atoll.control.hub import Hub
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import Orders
-from atoll.control.service import Caller, EventRecord, Page, Query
+from atoll.control.service import EVERY_TEAM, Caller, EventRecord, Page, Query, revision_mismatch
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
+from atoll.control.usages import Usages
+from atoll.domain.operations import Act, Action
 from atoll.domain.sandbox import STARTING, TERMINAL, Condition, Sandbox, State
 from atoll.domain.spec import OnEnd
 from atoll.planning import resolve
 from atoll.planning.admission import Limits
-from atoll.planning.reconcile import EndMoved, ReleaseRequested, ReplacementAuthorized
+from atoll.planning.reconcile import EndMoved, Facts, ReleaseRequested, ReplacementAuthorized
 from atoll.planning.resolve import CreateRequest
-from atoll.store import facts, sandboxes, tallies, tenancy
+from atoll.store import facts, operations, sandboxes, tallies, tenancy
 from atoll.store.engine import Store
 
 _ENDED: Final = TERMINAL | {State.RELEASING}
 _NEAR_END_S: Final = 30.0
 _AGENT_WORD_S: Final = 2.0
 _LOOK_AGAIN_S: Final = 2.0
+_STREAMS_MAX: Final = 256
+_STREAM_PAGE: Final = 500
+_STREAM_PING_S: Final = 15.0
 
 
 def not_found(sandbox_id: str) -> Refused:
@@ -60,28 +66,49 @@ class Sandboxes:
     templates: Templates
     consoles: Consoles
     tokens: Tokens
+    usages: Usages
     configuration: Configuration
+    streams: int = 0
+    """Of events, that are open."""
 
     async def create(self, caller: Caller, request: CreateRequest) -> Sandbox:
         """As Service.create."""
+        meter = self.reconciler.meter
+        meter.creating += 1
+        try:
+            return await self._create(caller, request)
+        except AtollError as error:
+            meter.create_refused(error.code)
+            raise
+        finally:
+            meter.creating -= 1
+
+    async def _create(self, caller: Caller, request: CreateRequest) -> Sandbox:
         if request.request_id is not None:
             known = await self._repeated(caller, request)
             if known is not None:
                 return known
         sandbox, placed = await self._accept(caller, request)
+        self.reconciler.meter.accepted(sandbox.spec.class_name)
         if not request.wait:
             await self.reconciler.settle(sandbox.id, known=placed)
             return sandbox
         return await self._await_ready(sandbox, placed)
 
-    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False) -> Sandbox:
+    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False, every_team: bool = False) -> Sandbox:
         """As Service.get."""
         found = await self.store.read(lambda conn: sandboxes.get(conn, sandbox_id)) if is_id(Prefix.SANDBOX, sandbox_id) else None
-        if found is None or found.team_id != caller.team.id:
+        if found is None or (found.team_id != caller.team.id and not (caller.operator and every_team)):
             raise not_found(sandbox_id)
         if not ended and (found.state in _ENDED or found.state in STARTING):
             raise not_found(sandbox_id)
         return found
+
+    async def some(self, caller: Caller, sandbox_ids: Sequence[str]) -> Sequence[Sandbox]:
+        """Those of these that are the caller's and visible, in their order."""
+        wanted = [one for one in dict.fromkeys(sandbox_ids) if is_id(Prefix.SANDBOX, one)]
+        found = await self.store.read(lambda conn: sandboxes.some(conn, wanted))
+        return [one for one in found if one.team_id == caller.team.id and one.state not in _ENDED | STARTING]
 
     async def find(self, caller: Caller, query: Query) -> Page[Sandbox]:
         """As Service.find."""
@@ -96,7 +123,7 @@ class Sandboxes:
                     raise
                 return Page([])
         wanted = sandboxes.Filter(
-            team_id=caller.team.id,
+            team_id=await self._team(caller, query.team),
             states=states,
             metadata=query.metadata,
             template_id=template_id,
@@ -110,33 +137,59 @@ class Sandboxes:
         more = len(found) > query.limit
         return Page(items, _cursor(items[-1]) if more else None, running)
 
-    async def release(self, caller: Caller, sandbox_id: str, *, reason: str = Code.RELEASE_REQUESTED) -> Sandbox:
+    async def _team(self, caller: Caller, reference: str | None) -> str | None:
+        """The team whose sandboxes are meant; None: every team's. *Errors*: FORBIDDEN, INVALID_REQUEST."""
+        if reference is None or reference in (caller.team.id, caller.team.name):
+            return caller.team.id
+        if not caller.operator:
+            raise Refused(Code.FORBIDDEN, "only operators see other teams' sandboxes")
+        if reference == EVERY_TEAM:
+            return None
+        found = await self.store.read(lambda conn: tenancy.team(conn, reference))
+        if found is None:
+            raise Refused(Code.INVALID_REQUEST, f"there is no team {reference[:64]!r}")
+        return found.id
+
+    async def release(
+        self,
+        caller: Caller,
+        sandbox_id: str,
+        *,
+        reason: str = Code.RELEASE_REQUESTED,
+        every_team: bool = False,
+        revision: int | None = None,
+    ) -> Sandbox:
         """As Service.release."""
-        found = await self.get(caller, sandbox_id, ended=True)
+        found = await self.get(caller, sandbox_id, ended=True, every_team=every_team)
         if found.state in _ENDED:
             raise not_found(sandbox_id)
-        done = await self.reconciler.apply(found.id, ReleaseRequested(reason))
+        act = Act(caller.actor(), Action.SANDBOX_RELEASE, found.id, data={"reason": str(reason)})
+        done = await self.reconciler.apply(found.id, ReleaseRequested(reason), about=_still_at(revision), act=act)
         if done is None or not done.changed:
             raise not_found(sandbox_id)
         return done.sandbox
 
-    async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
+    async def set_end(
+        self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool, revision: int | None = None
+    ) -> Sandbox:
         """As Service.set_end."""
         found = await self.get(caller, sandbox_id)
         if timeout_s > found.spec.timeout_s_max:
             raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {found.spec.timeout_s_max} s")
         if timeout_s <= 0 and not only_extend and found.spec.on_end is OnEnd.KILL:
             # Now means now: the way over the agent would leave it reachable for a moment after the answer.
-            return await self.release(caller, sandbox_id, reason=Code.END_REACHED)
+            return await self.release(caller, sandbox_id, reason=Code.END_REACHED, revision=revision)
         now = self.clock.now()
         end_at = now + max(0.0, timeout_s)
+        if revision is not None and found.revision != revision:
+            raise revision_mismatch(f"sandbox {found.id}", found.revision)
         unsure = self._unconfirmed(found)
         if only_extend and found.end_at is not None and end_at <= found.end_at:
             if unsure:
                 await self._agent_word(found)
             return found
         old_end = found.end_at
-        done = await self.reconciler.apply(found.id, EndMoved(end_at))
+        done = await self.reconciler.apply(found.id, EndMoved(end_at), about=_still_at(revision))
         if done is None or done.sandbox.state in _ENDED:
             raise not_found(sandbox_id)
         if done.sandbox.host_id is not None:
@@ -150,7 +203,8 @@ class Sandboxes:
         found = await self.store.read(lambda conn: sandboxes.get(conn, sandbox_id)) if is_id(Prefix.SANDBOX, sandbox_id) else None
         if found is None or (found.team_id != caller.team.id and not caller.operator):
             raise not_found(sandbox_id)
-        done = await self.reconciler.apply(found.id, ReplacementAuthorized(generation, caller.client.id, statement))
+        act = Act(caller.actor(), Action.SANDBOX_AUTHORIZE_REPLACEMENT, found.id, data={"generation": generation, "statement": statement})
+        done = await self.reconciler.apply(found.id, ReplacementAuthorized(generation, caller.client.id, statement), act=act)
         if done is None or done.sandbox.state in _ENDED:
             raise not_found(sandbox_id)
         now = done.sandbox
@@ -163,15 +217,48 @@ class Sandboxes:
         await self.reconciler.settle(now.id)
         return now
 
-    async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> list[EventRecord]:
+    async def events(
+        self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100, every_team: bool = False
+    ) -> list[EventRecord]:
         """As Service.events."""
-        found = await self.get(caller, sandbox_id, ended=True)
+        found = await self.get(caller, sandbox_id, ended=True, every_team=every_team)
         rows = await self.store.read(lambda conn: sandboxes.events_of(conn, found.id, after=after, limit=limit))
         return [EventRecord(**row) for row in rows]
 
-    async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
+    async def follow(self, caller: Caller, sandbox_id: str, *, after: int = 0) -> AsyncIterator[Sequence[EventRecord]]:
+        """As Service.follow."""
+        found = await self.get(caller, sandbox_id, ended=True, every_team=True)
+        if self.streams >= _STREAMS_MAX:
+            raise Unavailable(Code.RATE_LIMITED, f"{_STREAMS_MAX} streams of events are open", retry_after_s=10.0)
+        return self._follow(found.id, after)
+
+    async def _follow(self, sandbox_id: str, after: int) -> AsyncIterator[Sequence[EventRecord]]:
+        def look(conn: sa.Connection) -> tuple[Sandbox | None, Sequence[sa.RowMapping]]:
+            # The state first: what is read after an end has every event of it.
+            return sandboxes.get(conn, sandbox_id), sandboxes.events_of(conn, sandbox_id, after=after, limit=_STREAM_PAGE)
+
+        self.streams += 1
+        try:
+            with self.hub.watch(sandbox_id) as changed:
+                while True:
+                    changed.clear()
+                    now, rows = await self.store.read(look)
+                    yield [EventRecord(**row) for row in rows]
+                    if rows:
+                        after = rows[-1]["seq"]
+                    if len(rows) >= _STREAM_PAGE:
+                        continue
+                    if now is None or now.state in TERMINAL:
+                        return
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_STREAM_PING_S):
+                            await changed.wait()
+        finally:
+            self.streams -= 1
+
+    async def logs(self, caller: Caller, sandbox_id: str, *, every_team: bool = False) -> bytes:
         """As Service.logs."""
-        found = await self.get(caller, sandbox_id, ended=True)
+        found = await self.get(caller, sandbox_id, ended=True, every_team=every_team)
         if found.host_id is None or found.placement_id is None:
             return b""
         try:
@@ -232,9 +319,11 @@ class Sandboxes:
 
         def work(conn: sa.Connection) -> None:
             tallies.admit(conn, team_id=caller.team.id, client_id=caller.client.id, limits=limits)
-            facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id())
+            facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id(), request_id=caller.request_id)
             tenancy.spawned(conn, template.id, now=now)
+            operations.audit(conn, act, at=now)
 
+        act = Act(caller.actor(), Action.SANDBOX_CREATE, sandbox.id, data={"template": template.name, "class": spec.class_name})
         self.store.require_room()
         limits = Limits.of(deployment, team=caller.team.name)
         try:
@@ -299,6 +388,17 @@ class Sandboxes:
             return
         if not await self.reconciler.ends.told(sandbox.placement_id, sandbox.end_revision, timeout_s=_AGENT_WORD_S):
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the host has not confirmed the new end yet; look at the sandbox again")
+
+
+def _still_at(revision: int | None) -> Callable[[Facts], bool]:
+    """Whether a sandbox is still as its caller saw it, asked in the transaction that changes it. *Errors* of the answer: REVISION_MISMATCH."""
+
+    def look(found: Facts) -> bool:
+        if revision is not None and found.sandbox.revision != revision:
+            raise revision_mismatch(f"sandbox {found.sandbox.id}", found.sandbox.revision)
+        return True
+
+    return look
 
 
 def _start_failure(sandbox: Sandbox | None) -> Unavailable:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
+from atoll.base.errors import Code, Refused
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import AdminEvent, Health, Host
 from atoll.domain.importing import Import, ImportRequest
+from atoll.domain.operations import Actor
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.spec import Spec
 from atoll.domain.template import Template
@@ -23,6 +25,8 @@ from atoll.wire.normal_form import Change
 
 T = TypeVar("T")
 
+EVERY_TEAM: Final = "*"
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -30,10 +34,22 @@ class Caller:
 
     team: Team
     client: Client
+    address: str | None = None
+    """Where the request came from, as far as it is known."""
+    request_id: str | None = None
 
     @property
     def operator(self) -> bool:
         return self.client.role is Role.OPERATOR
+
+    def actor(self) -> Actor:
+        """The caller as the audit knows it."""
+        return Actor(self.team.id, self.client.id, self.address, self.request_id)
+
+
+def revision_mismatch(what: str, revision: int) -> Refused:
+    """Somebody else was faster."""
+    return Refused(Code.REVISION_MISMATCH, f"{what} is at revision {revision} by now", revision=revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,8 @@ class Query:
     limit: int = 100
     cursor: str | None = None
     """Opaque, from `Page.next_cursor`."""
+    team: str | None = None
+    """Another team's, by name or id, or every team's (EVERY_TEAM); for operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +82,10 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """One entry of a sandbox's history. `seq` grows over the whole deployment. `data` never holds a secret."""
+    """One entry of a sandbox's history. `seq` grows over the whole deployment. `data` never holds a secret.
+
+    Among the deployment's events are some of hosts and alerts; their `sandbox_id` and `team_id` are empty.
+    """
 
     seq: int
     id: str
@@ -77,6 +98,24 @@ class EventRecord:
     state: str
     reason: str | None
     data: Mapping[str, str | int | float | None]
+    host_id: str | None = None
+    placement_id: str | None = None
+    command_id: str | None = None
+    """What control wanted of the placement when this was recorded."""
+    request_id: str | None = None
+    """The client's request that caused it; None: nobody asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePoint:
+    """What a sandbox used at one moment. *Units*: wall seconds, percent of the CPU that it may use, bytes."""
+
+    sandbox_id: str
+    at: float
+    cpu_pct: float
+    memory_bytes: int
+    cache_bytes: int
+    disk_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +189,10 @@ class ReplicaView:
 
 
 class Service(Protocol):
-    """*Errors* of all: Refused and Unavailable of base.errors. A stranger's sandbox is SANDBOX_NOT_FOUND, like one that never was."""
+    """*Errors* of all: Refused and Unavailable of base.errors. A stranger's sandbox is SANDBOX_NOT_FOUND, like one that never was.
+
+    `every_team`: an operator may mean another team's sandbox, too. `revision`: only if the object is still at it, else REVISION_MISMATCH.
+    """
 
     async def authenticate(self, key: Secret) -> Caller: ...
 
@@ -163,17 +205,23 @@ class Service(Protocol):
         """
         ...
 
-    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False) -> Sandbox:
+    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False, every_team: bool = False) -> Sandbox:
         """One sandbox that is visible (ready, paused...); with `ended`, also starting and ended ones."""
         ...
 
-    async def find(self, caller: Caller, query: Query) -> Page[Sandbox]: ...
+    async def find(self, caller: Caller, query: Query) -> Page[Sandbox]:
+        """*Errors*: FORBIDDEN and INVALID_REQUEST for another team's, or a team that there is not."""
+        ...
 
-    async def release(self, caller: Caller, sandbox_id: str, *, reason: str = "RELEASE_REQUESTED") -> Sandbox:
+    async def release(
+        self, caller: Caller, sandbox_id: str, *, reason: str = "RELEASE_REQUESTED", every_team: bool = False, revision: int | None = None
+    ) -> Sandbox:
         """End it, from every state; returns at once when the intent is committed. SANDBOX_NOT_FOUND when it is ending already or ended."""
         ...
 
-    async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
+    async def set_end(
+        self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool, revision: int | None = None
+    ) -> Sandbox:
         """Let it end `timeout_s` from now. Only-extend never shortens. 0 ends it now. Waits for the agent's word when the old end is near."""
         ...
 
@@ -184,10 +232,34 @@ class Service(Protocol):
         """
         ...
 
-    async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> Sequence[EventRecord]: ...
+    async def events(
+        self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100, every_team: bool = False
+    ) -> Sequence[EventRecord]: ...
 
-    async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
+    async def follow(self, caller: Caller, sandbox_id: str, *, after: int = 0) -> AsyncIterator[Sequence[EventRecord]]:
+        """A sandbox's history after `after`, and then what comes, in batches, until it has ended; an empty batch says that the stream lives.
+
+        An operator may mean another team's sandbox. *Errors*: SANDBOX_NOT_FOUND, and Unavailable RATE_LIMITED (too many streams), at the call.
+        """
+        ...
+
+    async def logs(self, caller: Caller, sandbox_id: str, *, every_team: bool = False) -> bytes:
         """The guest's console, as far as its host still has it."""
+        ...
+
+    async def usage(self, caller: Caller, sandbox_id: str, *, every_team: bool = False) -> tuple[Sandbox, Sequence[UsagePoint]]:
+        """A sandbox that is visible and what it has used over its life, oldest first; empty while it does not run.
+
+        *Errors*: OutcomeUnknown when its host does not answer in time.
+        """
+        ...
+
+    async def usages(self, caller: Caller, sandbox_ids: Sequence[str]) -> Sequence[tuple[Sandbox, UsagePoint]]:
+        """What these use now, as far as they are the caller's, run, and their hosts answer."""
+        ...
+
+    async def usage_of(self, sandboxes: Sequence[Sandbox]) -> Mapping[str, UsagePoint]:
+        """What these use now, by id, as far as they run and their hosts answer. For who has got them from `find` or `get`."""
         ...
 
     async def why(self, caller: Caller, sandbox_id: str) -> Why:
@@ -226,7 +298,9 @@ class Service(Protocol):
         """By id or name; operators only."""
         ...
 
-    async def set_host_admin(self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False) -> HostView:
+    async def set_host_admin(
+        self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False, revision: int | None = None
+    ) -> HostView:
         """Activate, drain, disable or reset; operators only. Disabling is a fence: see control.hosts. `off`: the machine is known to be
         off, so its last lease needs no waiting for. *Errors*: ILLEGAL_STATE for a disabled host, which is reset and enrolled again instead.
         """

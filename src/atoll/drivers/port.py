@@ -11,10 +11,10 @@ A verb enters the port with the first driver that needs it: pause, save, fork an
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from atoll.domain.spec import Isolation, Spec
 
@@ -33,6 +33,8 @@ class Capabilities:
     stop_keeps_disk: bool = False
     survives_agent: bool = True
     """Sandboxes go on while the agent is away, and are adopted."""
+    metered: bool = False
+    """What a placement uses can be told (Metered)."""
     guest_handshake: bool = True
     """A running guest answers GET /atoll/hello; False (fakes): it is ready as soon as it runs."""
 
@@ -116,8 +118,29 @@ class Image:
     labels: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a running placement uses. *Units*: seconds since its start, bytes."""
+
+    cpu_s: float
+    memory_bytes: int
+    """Without what the kernel could drop at once."""
+    cache_bytes: int
+    disk_bytes: int
+    """Of the host's disk."""
+
+
 OnExit = Callable[[str, str], Awaitable[None]]
 """`await on_exit(placement_id, reason)`: called once when a running guest ends without `stop` or `remove` having been asked."""
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A driver whose placements can be measured; `capabilities.metered` says that it is one."""
+
+    async def usage(self, placement_ids: Sequence[str]) -> Mapping[str, Usage]:
+        """What they use now; those that do not run, or have just ended, are left out. Cheap: it is asked for all, every few seconds."""
+        ...
 
 
 class Driver(Protocol):

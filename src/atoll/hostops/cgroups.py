@@ -254,6 +254,47 @@ def kill_file(layout: Layout, group: str) -> Path | None:
     return layout.roots[0][1] / group / "cgroup.kill" if layout.version == 2 else None
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a group uses. *Units*: seconds since it was made, bytes."""
+
+    cpu_s: float
+    memory_bytes: int
+    cache_bytes: int
+    """Of files: the kernel drops it when it needs the room. What is shared memory cannot be dropped, and is not in here."""
+
+
+def spent(layout: Layout, group: str) -> Spent | None:
+    """What the group uses now; None when it is gone."""
+    cpu, memory = layout.root("cpuacct"), layout.root("memory")
+    if memory is None:
+        return None
+    try:
+        if layout.version == 2:
+            cpu_s = int(_keyed((memory / group / "cpu.stat").read_text(), "usage_usec")) / 1e6
+            total = int((memory / group / "memory.current").read_text())
+            stat = (memory / group / "memory.stat").read_text()
+            cache = int(_keyed(stat, "file")) - int(_keyed(stat, "shmem"))
+        else:
+            cpu_s = int((cpu / group / "cpuacct.usage").read_text()) / 1e9 if cpu is not None else 0.0
+            total = int((memory / group / "memory.usage_in_bytes").read_text())
+            stat = (memory / group / "memory.stat").read_text()
+            cache = int(_keyed(stat, "total_cache")) - int(_keyed(stat, "total_shmem"))
+    except (OSError, ValueError):
+        return None
+    cache = min(max(0, cache), total)
+    return Spent(cpu_s, total - cache, cache)
+
+
+def _keyed(text: str, key: str) -> str:
+    """The value of a `key value` line; `0` where there is none."""
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return value
+    return "0"
+
+
 def oom_kills(layout: Layout, group: str) -> int:
     """How often the kernel killed something in the group for lack of memory; 0 when it cannot be told."""
     root = layout.root("memory")

@@ -129,6 +129,10 @@ class Fleet:
 
     def summary(self, spec: Spec, *, now: float) -> str:
         """As `placing.explain` sums up, without a word for each host."""
+        return placing.summary(len(self._entries), self.removed(spec, now=now))
+
+    def removed(self, spec: Spec, *, now: float) -> dict[Filter, int]:
+        """How many hosts each filter removes."""
         need = spec.vector()
         combined: Counter[tuple[int, bool, bool, bool, bool, bool, bool]] = Counter()
         for host_id, entry in self._entries.items():
@@ -148,7 +152,7 @@ class Fleet:
                 removed[one.filter] += count
             for name, passes in zip(_PASSING, passed, strict=True):
                 removed[name] += 0 if passes else count
-        return placing.summary(len(self._entries), dict(removed))
+        return {name: count for name, count in removed.items() if count}
 
     # Who fits, and in which order they are looked at.
 

@@ -56,7 +56,11 @@ def _seen_from(path: Path, code: Path, seen: Path) -> Path:
 
 def _environment(layout: Layout) -> dict[str, str]:
     """Only what the programs need: an exported key of somebody's has no business in their environment."""
-    kept = {name: value for name, value in os.environ.items() if name in _PASSED_ON or (name.startswith("ATOLL_") and name not in _SECRET)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PASSED_ON or (name.startswith(("ATOLL_", "OTEL_")) and name not in _SECRET)
+    }
     kept.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     return {**kept, "ATOLL_HOME": str(layout.home), "HOME": "/nonexistent"}
 

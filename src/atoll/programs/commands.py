@@ -25,6 +25,9 @@ def add_to(app: typer.Typer) -> None:
     backup.command("restore")(backup_restore)
     backup.command("restored")(backup_restored)
     app.add_typer(backup, name="backup")
+    support = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What somebody who is to help needs to see.")
+    support.command("bundle")(support_bundle)
+    app.add_typer(support, name="support")
     app.add_typer(agent_commands.app, name="agent")
     app.add_typer(control_commands.app, name="control")
     app.command("supervise", hidden=True)(supervise)
@@ -209,6 +212,23 @@ def doctor(as_json: JsonOption = False) -> None:
             print(f"Host {name} offers: {', '.join(isolations) or 'nothing'}")
     if not report["ok"]:
         raise typer.Exit(int(output.Exit.FAILED))
+
+
+def support_bundle(
+    file: Annotated[Path, typer.Argument(help="A file that does not exist yet: NAME.tar.gz.", dir_okay=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Pack versions, status, checks, hosts, events, alerts and the ends of the logs into one file, without any secret (root)."""
+    from atoll.programs import support as program
+
+    _quiet_logs()
+    made = program.write(program.collect(layout_of()), file)
+    if as_json:
+        output.document(made)
+        return
+    print(f"{made['file']}: {len(made['parts'])} parts, {made['bytes'] // 1024} KiB")
+    for name, reason in made["missing"].items():
+        print(f"not in it: {name} ({reason})", file=sys.stderr)
 
 
 def supervise(as_json: JsonOption = False) -> None:

@@ -17,9 +17,10 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
@@ -62,6 +63,17 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+Observer = Callable[[int, float, str | None], None]
+"""Hears of each transaction: how many changes it held, how many seconds it took, and the code with which it failed."""
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """A store that tells how it is doing; from its own threads."""
+
+    observer: Observer | None
 
 
 class _Job:
@@ -146,6 +158,7 @@ class SqliteStore:
         assert isinstance(driver, sqlite3.Connection)
         self._driver = driver
         self._closed = False
+        self.observer: Observer | None = None
         self._room = Room(Path(f"{path}-wal"))
         self._room.keep()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -211,6 +224,7 @@ class SqliteStore:
 
     def _commit(self, batch: list[_Job]) -> None:
         outcomes: list[tuple[_Job, Any, BaseException | None]] = []
+        began, refused = time.perf_counter(), None
         try:
             self._say("BEGIN IMMEDIATE")
             for job in batch:
@@ -219,9 +233,12 @@ class SqliteStore:
         except Exception as error:  # noqa: BLE001 - nothing of the batch is on disk: tell each that
             self._roll_back()
             failure = translate(error)
+            refused = failure.code if isinstance(failure, AtollError) else Code.INTERNAL
             outcomes = [(job, None, failure) for job in batch]
         for job, result, raised in outcomes:
             job.tell(result, raised)
+        if self.observer is not None:
+            self.observer(len(batch), time.perf_counter() - began, refused)
         self._room.keep()
 
     def _one(self, job: _Job) -> tuple[Any, BaseException | None]:

@@ -6,6 +6,7 @@ Statements of the hot paths are made once: to make one costs twice as much as to
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 from atoll.base.errors import Code
 from atoll.base.units import Vector
 from atoll.domain import history
+from atoll.domain.command import command_id
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.planning import placing
@@ -76,6 +78,8 @@ class Committed:
     """Earlier placements that have changed."""
     refused_by: Advert | None = None
     """The host that was asked and said no, as its record was."""
+    notes: tuple[Note, ...] = ()
+    """The events that were recorded with it."""
 
 
 def load(conn: sa.Connection, sandbox_id: str) -> Facts | None:
@@ -98,7 +102,7 @@ def _facts(conn: sa.Connection, row: sa.RowMapping) -> Facts:
     return Facts(sandbox, placement, tuple(rows.placement(one) for one in older))
 
 
-def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: bytes | None, event_id: str) -> None:
+def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: bytes | None, event_id: str, request_id: str | None = None) -> None:
     """A new sandbox with its sealed payload and first event. *Errors*: IntegrityError when its request id is taken."""
     conn.execute(
         _NEW_SANDBOX,
@@ -112,25 +116,36 @@ def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: bytes | None, even
     tallies.made(conn, sandbox)
     if payload is not None:
         conn.execute(_NEW_PAYLOAD, {"sandbox_id": sandbox.id, "sealed": payload})
-    record(
-        conn, sandbox, (Note(history.SANDBOX_ACCEPTED, {"template": sandbox.spec.image_name}),), at=sandbox.created_at, ids=lambda: event_id
-    )
+    accepted = Note(history.SANDBOX_ACCEPTED, {"template": sandbox.spec.image_name, "class": sandbox.spec.class_name})
+    record(conn, sandbox, None, (accepted,), at=sandbox.created_at, ids=lambda: event_id, request_id=request_id)
 
 
 def advance_sandbox(
-    conn: sa.Connection, sandbox_id: str, stimulus: Stimulus, *, now: float, ids: NewId, about: Callable[[Facts], bool] = lambda _: True
+    conn: sa.Connection,
+    sandbox_id: str,
+    stimulus: Stimulus,
+    *,
+    now: float,
+    ids: NewId,
+    about: Callable[[Facts], bool] = lambda _: True,
+    request_id: str | None = None,
 ) -> Committed | None:
-    """Apply one stimulus to what is in the database. None when there is no such sandbox, or it is none that `about` means."""
+    """Apply one stimulus to what is in the database. None when there is no such sandbox, or it is none that `about` means.
+
+    `request_id`: the client's request that it comes from, for the events.
+    """
     facts = load(conn, sandbox_id)
     if facts is None or not about(facts):
         return None
     outcome = advance(facts, stimulus, now=now)
     if outcome is None:
         return Committed(facts.sandbox, facts.placement, changed=False)
-    return commit(conn, facts, outcome, now=now, ids=ids)
+    return commit(conn, facts, outcome, now=now, ids=ids, request_id=request_id)
 
 
-def reserve(conn: sa.Connection, sandbox_id: str, placement: Placement, *, now: float, ids: NewId) -> Committed | None:
+def reserve(
+    conn: sa.Connection, sandbox_id: str, placement: Placement, *, now: float, ids: NewId, request_id: str | None = None
+) -> Committed | None:
     """Ask the host's own record, and record its answer: granted (placed) or refused.
 
     Lock order host, placement, sandbox; the host's row is locked before its holdings are summed, so that two reservations cannot both
@@ -142,24 +157,24 @@ def reserve(conn: sa.Connection, sandbox_id: str, placement: Placement, *, now: 
         return None
     if facts.placement is not None and facts.placement.generation == placement.generation:
         return Committed(facts.sandbox, facts.placement, changed=False)
+    answer = functools.partial(_advance, conn, facts, now=now, ids=ids, request_id=request_id)
     if locked is None:
-        return _advance(conn, facts, HostRefused(placement.host_id, Code.HOST_NOT_FOUND), now=now, ids=ids)
+        return answer(HostRefused(placement.host_id, Code.HOST_NOT_FOUND))
     known = Advert(rows.host(locked), used(conn, placement.host_id))
     code = placing.refusal(known.host, facts.sandbox.spec, used=known.used)
     if code is not None:
-        refused = _advance(conn, facts, HostRefused(placement.host_id, code), now=now, ids=ids)
-        return replace(refused, refused_by=known)
-    return _advance(conn, facts, Placed(replace(placement, generation=facts.sandbox.generation)), now=now, ids=ids)
+        return replace(answer(HostRefused(placement.host_id, code)), refused_by=known)
+    return answer(Placed(replace(placement, generation=facts.sandbox.generation)))
 
 
-def _advance(conn: sa.Connection, facts: Facts, stimulus: Stimulus, *, now: float, ids: NewId) -> Committed:
+def _advance(conn: sa.Connection, facts: Facts, stimulus: Stimulus, *, now: float, ids: NewId, request_id: str | None) -> Committed:
     outcome = advance(facts, stimulus, now=now)
     if outcome is None:
         return Committed(facts.sandbox, facts.placement, changed=False)
-    return commit(conn, facts, outcome, now=now, ids=ids)
+    return commit(conn, facts, outcome, now=now, ids=ids, request_id=request_id)
 
 
-def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, ids: NewId) -> Committed:
+def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, ids: NewId, request_id: str | None = None) -> Committed:
     """Write an outcome. *Errors*: Stale when a row is no longer as it was read."""
     before, after = facts.sandbox, outcome.sandbox
     placement = outcome.placement
@@ -177,7 +192,7 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
         if after.state in TERMINAL:
             conn.execute(_NO_PAYLOAD, {"of_id": after.id})
             tallies.ended(conn, after)
-    record(conn, after, outcome.notes, at=now, ids=ids)
+    record(conn, after, placement, outcome.notes, at=now, ids=ids, request_id=request_id)
     holding_before = facts.placement.holding if facts.placement else Holding.NONE
     return Committed(
         after,
@@ -185,6 +200,7 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
         changed=True,
         capacity_changed=placement is not None and placement.holding is not holding_before,
         older=outcome.older,
+        notes=outcome.notes,
     )
 
 
@@ -210,10 +226,25 @@ def _update(conn: sa.Connection, before: Sandbox, after: Sandbox) -> Sandbox:
     return replace(after, revision=before.revision + 1)
 
 
-def record(conn: sa.Connection, sandbox: Sandbox, notes: Sequence[Note], *, at: float, ids: NewId) -> None:
-    """Write events of a sandbox."""
+def record(
+    conn: sa.Connection,
+    sandbox: Sandbox,
+    placement: Placement | None,
+    notes: Sequence[Note],
+    *,
+    at: float,
+    ids: NewId,
+    request_id: str | None = None,
+) -> None:
+    """Write events of a sandbox, each with what it belongs to: the client's request, the placement, and the command that is in force."""
     if not notes:
         return
+    where = {
+        "host_id": placement.host_id if placement else None,
+        "placement_id": placement.id if placement else None,
+        "command_id": command_id(placement.id, placement.generation, placement.desired_revision) if placement else None,
+        "request_id": request_id,
+    }
     conn.execute(
         _NEW_EVENT,
         [
@@ -227,6 +258,7 @@ def record(conn: sa.Connection, sandbox: Sandbox, notes: Sequence[Note], *, at: 
                 "state": sandbox.state.value,
                 "reason": sandbox.reason,
                 "data": json.loads(json.dumps(dict(note.data))),
+                **where,
             }
             for note in notes
         ],

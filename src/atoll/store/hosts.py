@@ -215,11 +215,6 @@ def use_enrollment(conn: sa.Connection, enrollment_id: str, *, host_id: str, for
         raise Stale(f"enrolment {enrollment_id}")
 
 
-def forget_enrollments(conn: sa.Connection, *, expired_before: float) -> int:
-    """Forget tokens that expired before then, used or not; how many."""
-    return conn.execute(sa.delete(ENROLLMENTS).where(ENROLLMENTS.c.expires_at < expired_before)).rowcount
-
-
 @dataclass(frozen=True, slots=True)
 class OnHost:
     """What control wants of one placement, narrow enough to read for all of a host at each poll."""

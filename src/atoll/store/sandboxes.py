@@ -38,9 +38,10 @@ _NEXT_DEADLINE: Final = sa.select(sa.func.min(SANDBOXES.c.deadline_at))
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which sandboxes of a team. `before`/`after` are the (time, id) of the last entry of the page before."""
+    """Which sandboxes. `before`/`after` are the (time, id) of the last entry of the page before."""
 
-    team_id: str
+    team_id: str | None
+    """None: of every team."""
     states: Sequence[str]
     metadata: Mapping[str, str] | None = None
     template_id: str | None = None
@@ -66,7 +67,8 @@ def find(conn: sa.Connection, wanted: Filter) -> Sequence[Sandbox]:
 
 def _matching(wanted: Filter, dialect: str) -> Iterator[sa.ColumnElement[bool]]:
     """What a sandbox must be like, whatever its state."""
-    yield SANDBOXES.c.team_id == wanted.team_id
+    if wanted.team_id is not None:
+        yield SANDBOXES.c.team_id == wanted.team_id
     if wanted.started_after is not None:
         yield _started_at >= wanted.started_after
     if wanted.template_id is not None:
@@ -86,6 +88,13 @@ def get(conn: sa.Connection, sandbox_id: str) -> Sandbox | None:
     """One sandbox, whoever's."""
     row = conn.execute(_ONE, {"of_id": sandbox_id}).mappings().first()
     return rows.sandbox(row) if row else None
+
+
+def some(conn: sa.Connection, sandbox_ids: Sequence[str]) -> Sequence[Sandbox]:
+    """Those that there are, whoever's, in the order of their ids as given."""
+    found = conn.execute(sa.select(SANDBOXES).where(SANDBOXES.c.id.in_(sandbox_ids))).mappings() if sandbox_ids else ()
+    known = {row["id"]: rows.sandbox(row) for row in found}
+    return [known[one] for one in sandbox_ids if one in known]
 
 
 def by_request(conn: sa.Connection, team_id: str, request_id: str) -> Sandbox | None:
@@ -144,6 +153,14 @@ def events_of(conn: sa.Connection, sandbox_id: str, *, after: int, limit: int) -
         sa.select(EVENTS).where(EVENTS.c.sandbox_id == sandbox_id, EVENTS.c.seq > after).order_by(EVENTS.c.seq).limit(limit)
     )
     return list(found.mappings())
+
+
+def oldest_ended(conn: sa.Connection) -> float | None:
+    """When the one ended that ended first of those on record; None when there is none."""
+    firsts = [
+        conn.execute(sa.select(sa.func.min(SANDBOXES.c.released_at)).where(SANDBOXES.c.state == state)).scalar_one() for state in _TERMINAL
+    ]
+    return min((at for at in firsts if at is not None), default=None)
 
 
 def prune(conn: sa.Connection, *, released_before: float, limit: int = 500) -> int:

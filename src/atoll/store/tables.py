@@ -273,6 +273,50 @@ EVENTS: Final = sa.Table(
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("reason", sa.Text),
     sa.Column("data", sa.JSON, nullable=False),
+    sa.Column("host_id", sa.Text),
+    sa.Column("placement_id", sa.Text),
+    sa.Column("command_id", sa.Text),
+    sa.Column("request_id", sa.Text),
     sa.Index("ix_events_sandbox_seq", "sandbox_id", "seq"),
     sqlite_autoincrement=True,
+)
+
+AUDIT: Final = sa.Table(
+    "audit",
+    METADATA,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("result", sa.Text, nullable=False),
+    sa.Column("team_id", sa.Text),
+    sa.Column("client_id", sa.Text),
+    sa.Column("address", sa.Text),
+    sa.Column("request_id", sa.Text),
+    sa.Column("data", sa.JSON, nullable=False),
+    sa.Index("ix_audit_subject_seq", "subject", "seq"),
+    sqlite_autoincrement=True,
+)
+
+ALERTS: Final = sa.Table(
+    "alerts",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("severity", sa.Text, nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("raised_at", sa.Float, nullable=False),
+    sa.Column("seen_at", sa.Float, nullable=False),
+    sa.Column("cleared_at", sa.Float),
+    # One open alert for each kind and subject, whichever replica raises it.
+    sa.Index(
+        "uq_alerts_open",
+        "kind",
+        "subject",
+        unique=True,
+        sqlite_where=sa.text("cleared_at IS NULL"),
+        postgresql_where=sa.text("cleared_at IS NULL"),
+    ),
+    sa.Index("ix_alerts_cleared_at", "cleared_at"),
 )

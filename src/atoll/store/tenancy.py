@@ -32,6 +32,12 @@ def team_by_name(conn: sa.Connection, name: str) -> Team | None:
     return rows.team(row) if row else None
 
 
+def team(conn: sa.Connection, reference: str) -> Team | None:
+    """A team by name, or else by id."""
+    row = conn.execute(sa.select(TEAMS).where(sa.or_(TEAMS.c.name == reference, TEAMS.c.id == reference))).mappings().first()
+    return rows.team(row) if row else None
+
+
 def add_team(conn: sa.Connection, team: Team, *, now: float) -> None:
     """A new team. *Errors*: IntegrityError when the name is taken."""
     conn.execute(sa.insert(TEAMS), {**asdict(team), "created_at": now})

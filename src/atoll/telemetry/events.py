@@ -70,6 +70,12 @@ TEMPLATE_REGISTERED: Final = "template.registered"
 TEMPLATE_REMOVED: Final = "template.removed"
 TEMPLATE_REFUSED: Final = "template.refused"
 
+# what operators are told
+ALERT_RAISED: Final = "alert.raised"
+ALERT_CLEARED: Final = "alert.cleared"
+ALERTS_NOT_KEPT: Final = "alerts.not_kept"
+TELEMETRY_NOT_SENT: Final = "telemetry.not_sent"
+
 # what libraries say
 LIBRARY_SPOKE: Final = "library.spoke"
 

@@ -8,10 +8,11 @@ that a mistake in a caller shows stars instead of a key.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from types import ModuleType
 from typing import Any, Final, TextIO, cast
 
@@ -112,6 +113,22 @@ def configure(process: str, level: str = "info", *, stream: TextIO | None = None
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         cache_logger_on_first_use=False,
     )
+
+
+@contextlib.contextmanager
+def about_request(request_id: str) -> Iterator[None]:
+    """Have every line say for which request of a client it is written, and `current_request` know it."""
+    tokens = structlog.contextvars.bind_contextvars(request_id=request_id)
+    try:
+        yield
+    finally:
+        structlog.contextvars.reset_contextvars(**tokens)
+
+
+def current_request() -> str | None:
+    """The request of a client that this task works for; None for what control does by itself."""
+    found = structlog.contextvars.get_contextvars().get("request_id")
+    return str(found) if found is not None else None
 
 
 def get_logger(**fields: Any) -> structlog.typing.FilteringBoundLogger:

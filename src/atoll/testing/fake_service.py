@@ -12,7 +12,7 @@ import base64
 import hashlib
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -20,7 +20,21 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import ClientId, HostId, PlacementId, Prefix, SandboxId, TeamId, TemplateId, new_id
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, Why
+from atoll.control.service import (
+    EVERY_TEAM,
+    Caller,
+    CheckedConfig,
+    ConfigView,
+    EventRecord,
+    HostView,
+    NewKey,
+    NewToken,
+    Page,
+    Query,
+    UsagePoint,
+    Why,
+    revision_mismatch,
+)
 from atoll.domain.command import digest
 from atoll.domain.deployment import ClientLimits, Deployment, TeamLimits
 from atoll.domain.host import Admin, AdminEvent, Host, health, step
@@ -76,7 +90,8 @@ class FakeService:
         self._teams: dict[str, Team] = {}
         self._clients: dict[str, Client] = {}
         self._sandboxes: dict[str, Sandbox] = {}
-        self._events: list[EventRecord] = []
+        self.recorded: list[EventRecord] = []
+        """Every event, of all teams."""
         self.host_view = self._make_host()
         self.deployment = Deployment()
         self._configs = [ConfigView(0, normal_form.BUILT_IN, None, None)]
@@ -180,14 +195,14 @@ class FakeService:
                 return one
         return None
 
-    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False) -> Sandbox:
-        one = self._find(caller, sandbox_id)
+    async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False, every_team: bool = False) -> Sandbox:
+        one = self._find(caller, sandbox_id, every_team=every_team)
         if not ended and one.state not in VISIBLE:
             raise _missing(sandbox_id)
         return one
 
     async def find(self, caller: Caller, query: Query) -> Page[Sandbox]:
-        mine = self._of(caller)
+        mine = self._of(caller, query.team)
         scope = {"visible": VISIBLE, "living": LIVING, "all": frozenset(State)}[query.scope]
         found = sorted((one for one in mine if one.state in scope and _matches(one, query)), key=_order, reverse=not query.ascending)
         if query.cursor is not None:
@@ -198,14 +213,20 @@ class FakeService:
         running = sum(one.state is State.READY and _matches(one, replace(query, states=frozenset())) for one in mine)
         return Page(items, _cursor(items[-1]) if more else None, running)
 
-    async def release(self, caller: Caller, sandbox_id: str, *, reason: str = "RELEASE_REQUESTED") -> Sandbox:
-        one = self._find(caller, sandbox_id)
+    async def release(
+        self, caller: Caller, sandbox_id: str, *, reason: str = "RELEASE_REQUESTED", every_team: bool = False, revision: int | None = None
+    ) -> Sandbox:
+        one = self._find(caller, sandbox_id, every_team=every_team)
         if one.state is State.RELEASING or one.state in TERMINAL:
             raise _missing(sandbox_id)
+        _still_at(revision, one.revision)
         return self._put(replace(one, state=State.RELEASING, reason=reason, release_requested_at=self.now()), "sandbox.releasing")
 
-    async def set_end(self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool) -> Sandbox:
+    async def set_end(
+        self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool, revision: int | None = None
+    ) -> Sandbox:
         one = await self.get(caller, sandbox_id)
+        _still_at(revision, one.revision)
         longest = one.spec.timeout_s_max
         if timeout_s > longest:
             raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {longest} s")
@@ -229,13 +250,39 @@ class FakeService:
         after = replace(one, state=State.PENDING, generation=generation + 1, conditions=frozenset(), placement_id=None, host_id=None)
         return self._put(after, "sandbox.replacement_authorized")
 
-    async def events(self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100) -> Sequence[EventRecord]:
-        self._find(caller, sandbox_id)
-        return [event for event in self._events if event.sandbox_id == sandbox_id and event.seq > after][:limit]
+    async def events(
+        self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100, every_team: bool = False
+    ) -> Sequence[EventRecord]:
+        self._find(caller, sandbox_id, every_team=every_team)
+        return [event for event in self.recorded if event.sandbox_id == sandbox_id and event.seq > after][:limit]
 
-    async def logs(self, caller: Caller, sandbox_id: str) -> bytes:
-        self._find(caller, sandbox_id)
+    async def follow(self, caller: Caller, sandbox_id: str, *, after: int = 0) -> AsyncIterator[Sequence[EventRecord]]:
+        """What there is, and the end: nobody waits for more in a test without hosts."""
+        found = await self.events(caller, sandbox_id, after=after, limit=1000, every_team=True)
+
+        async def batches() -> AsyncIterator[Sequence[EventRecord]]:
+            yield found
+            yield []
+
+        return batches()
+
+    async def logs(self, caller: Caller, sandbox_id: str, *, every_team: bool = False) -> bytes:
+        self._find(caller, sandbox_id, every_team=every_team)
         return self.console
+
+    async def usage(self, caller: Caller, sandbox_id: str, *, every_team: bool = False) -> tuple[Sandbox, Sequence[UsagePoint]]:
+        one = await self.get(caller, sandbox_id, every_team=every_team)
+        began = one.started_at if one.started_at is not None else one.created_at
+        count = min(60, 1 + int((self.now() - began) // 5))
+        return one, [UsagePoint(one.id, began + 5 * n, 12.5, (20 + n) << 20, 4 << 20, 1 << 20) for n in range(count)]
+
+    async def usages(self, caller: Caller, sandbox_ids: Sequence[str]) -> Sequence[tuple[Sandbox, UsagePoint]]:
+        mine = {one.id: one for one in self._of(caller) if one.state is State.READY}
+        found = [await self.usage(caller, given) for given in sandbox_ids if given in mine]
+        return [(one, points[-1]) for one, points in found]
+
+    async def usage_of(self, sandboxes: Sequence[Sandbox]) -> Mapping[str, UsagePoint]:
+        return {one.id: UsagePoint(one.id, self.now(), 12.5, 20 << 20, 4 << 20, 1 << 20) for one in sandboxes if one.state is State.READY}
 
     async def why(self, caller: Caller, sandbox_id: str) -> Why:
         one = self._sandboxes.get(sandbox_id)
@@ -301,14 +348,18 @@ class FakeService:
                 return view
         raise Refused(Code.HOST_NOT_FOUND, f"host {host_id[:80]!r} was not found")
 
-    async def set_host_admin(self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False) -> HostView:
+    async def set_host_admin(
+        self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False, revision: int | None = None
+    ) -> HostView:
         view = await self.host(caller, host_id)
+        _still_at(revision, view.host.revision)
         try:
             admin = step(view.host.admin, event)
         except IllegalMove:
             raise Refused(Code.ILLEGAL_STATE, "a disabled host is reset, then enrolled again") from None
         lease_until = None if off else view.host.lease_until
-        self.host_view = replace(self.host_view, host=replace(self.host_view.host, admin=admin, lease_until=lease_until))
+        changed = replace(self.host_view.host, admin=admin, lease_until=lease_until, revision=view.host.revision + 1)
+        self.host_view = replace(self.host_view, host=changed)
         return await self.host(caller, host_id)
 
     async def register_host(self, caller: Caller, registration: wire.Registration) -> HostView:
@@ -394,14 +445,22 @@ class FakeService:
             return None
         return hashlib.sha256(f"traffic {sandbox.id}".encode()).hexdigest()
 
-    def _find(self, caller: Caller, sandbox_id: str) -> Sandbox:
+    def _find(self, caller: Caller, sandbox_id: str, *, every_team: bool = False) -> Sandbox:
         one = self._sandboxes.get(sandbox_id)
-        if one is None or one.team_id != caller.team.id:
+        if one is None or (one.team_id != caller.team.id and not (every_team and caller.operator)):
             raise _missing(sandbox_id)
         return self._looked_at(one)
 
-    def _of(self, caller: Caller) -> list[Sandbox]:
-        return [self._looked_at(one) for one in list(self._sandboxes.values()) if one.team_id == caller.team.id]
+    def _of(self, caller: Caller, team: str | None = None) -> list[Sandbox]:
+        known = list(self._sandboxes.values())
+        if team is None or team in (caller.team.id, caller.team.name):
+            return [self._looked_at(one) for one in known if one.team_id == caller.team.id]
+        if not caller.operator:
+            raise Refused(Code.FORBIDDEN, "other teams' sandboxes are theirs")
+        named = [one.id for one in self._teams.values() if team in (one.id, one.name)]
+        if team != EVERY_TEAM and not named:
+            raise Refused(Code.INVALID_REQUEST, f"there is no team {team[:80]!r}")
+        return [self._looked_at(one) for one in known if team == EVERY_TEAM or one.team_id in named]
 
     def _looked_at(self, one: Sandbox) -> Sandbox:
         if one.state in VISIBLE and one.end_at is not None and one.end_at <= self.now():
@@ -412,9 +471,9 @@ class FakeService:
         before = self._sandboxes.get(sandbox.id)
         stored = replace(sandbox, revision=1 if before is None else before.revision + 1)
         self._sandboxes[sandbox.id] = stored
-        self._events.append(
+        self.recorded.append(
             EventRecord(
-                seq=len(self._events) + 1,
+                seq=len(self.recorded) + 1,
                 id=new_id(Prefix.EVENT, self.dice),
                 at=self.now(),
                 type=event,
@@ -456,6 +515,11 @@ class FakeService:
             facts={"kernel": "test"},
         )
         return HostView(host, health(host, now=self.now()), Vector(), 0)
+
+
+def _still_at(wanted: int | None, revision: int) -> None:
+    if wanted is not None and wanted != revision:
+        raise revision_mismatch("it", revision)
 
 
 def _missing(sandbox_id: str) -> Refused:

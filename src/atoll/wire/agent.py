@@ -34,6 +34,10 @@ POLL_PARK_S_MAX: Final = 25.0
 ACCOUNTS_PER_MESSAGE_MAX: Final = 32
 COLLECT_BYTES_MAX: Final = 128 * 1024
 HOST_NAME_MAX: Final = 128
+CONSOLE: Final = "console"
+USAGE: Final = "usage"
+SAMPLED_MAX: Final = 1000
+POINTS_MAX: Final = 300
 
 
 class Message(BaseModel):
@@ -225,11 +229,17 @@ class End(Message):
 
 
 class Collect(Message):
-    """A wish for the end of a guest's console; answered by /collected."""
+    """A wish for the end of a guest's console, or for what guests have used; answered by /collected."""
 
     id: str
     placement_id: str
+    """Whose console; empty where usage is wished for."""
     bytes_max: int = Field(default=65536, ge=1, le=COLLECT_BYTES_MAX)
+    what: str = CONSOLE
+    placements: list[str] = Field(default_factory=list, max_length=SAMPLED_MAX)
+    """Whose usage."""
+    points_max: int = Field(default=1, ge=1, le=POINTS_MAX)
+    """The newest so many of each."""
 
 
 class PollAnswer(Message):
@@ -338,6 +348,16 @@ class AccountsAnswer(Message):
     """Placements that are on record, or are again."""
     unknown: list[str] = Field(default_factory=list)
     """Placements that fit nothing on record: the agent quarantines and reports them."""
+class Sample(Message):
+    """What a placement used at one moment."""
+
+    age_s: float
+    """How long before this was sent."""
+    cpu_pct: float
+    """Of the CPU that it may use, since the sample before."""
+    memory_bytes: int
+    cache_bytes: int
+    disk_bytes: int
 
 
 class Collected(Message):
@@ -349,6 +369,8 @@ class Collected(Message):
     placement_id: str
     console_base64: str = ""
     code: str | None = None
+    samples: dict[str, list[Sample]] = Field(default_factory=dict)
+    """placement_id → what it used, oldest first."""
 
 
 class ErrorBody(Message):

@@ -27,6 +27,7 @@ from atoll.control.api.settings import ApiSettings
 from atoll.domain.tenancy import Role
 from atoll.programs.main import app
 from atoll.telemetry.log import configure
+from atoll.testing.fake_operations import FakeOperations
 from atoll.testing.fake_service import FakeService
 
 RPC = "/process.Process/"
@@ -164,6 +165,7 @@ class Atoll:
     key: str
     operator_key: str
     loop: asyncio.AbstractEventLoop
+    operations: FakeOperations
 
     def run(self, *arguments: str, key: str | None = None, **environment: str) -> Result:
         variables = {"ATOLL_API_URL": self.url, "ATOLL_API_KEY": key or self.key, "COLUMNS": "200", **environment}
@@ -182,6 +184,7 @@ class Current:
     """The service of the running test: the application is built once, because making its OpenAPI document takes a while."""
 
     service: FakeService
+    operations: FakeOperations
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.service, name)
@@ -191,7 +194,8 @@ class Current:
 def application() -> tuple[Any, Current]:
     current: Any = Current()
     settings = ApiSettings(domain="localhost:3000", install_id="ins_" + "a" * 20, version="0.0.0")
-    return build_app(current, settings=settings, ready=lambda: True, dice=os.urandom), current
+    current.operations = FakeOperations(current)
+    return build_app(current, operations=current.operations, settings=settings, ready=lambda: True, dice=os.urandom), current
 
 
 @pytest.fixture
@@ -214,6 +218,8 @@ def atoll(tmp_path: Path, unheard_logs: None) -> Iterator[Atoll]:
     guest = Guest(tmp_path / "guest")
     api, current = application()
     current.service = service
+    current.operations.alerts_known.clear()
+    current.operations.entries.clear()
 
     async def edge(scope: Any, receive: Any, send: Any) -> None:
         if any(name == b"e2b-sandbox-id" for name, _ in scope.get("headers", [])):
@@ -235,7 +241,7 @@ def atoll(tmp_path: Path, unheard_logs: None) -> Iterator[Atoll]:
     while not server.started:
         time.sleep(0.005)
     try:
-        yield Atoll(service, guest, f"http://127.0.0.1:{listener.getsockname()[1]}", key, operator_key, loop)
+        yield Atoll(service, guest, f"http://127.0.0.1:{listener.getsockname()[1]}", key, operator_key, loop, current.operations)
     finally:
         server.should_exit = True
         thread.join(10)

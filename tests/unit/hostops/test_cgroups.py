@@ -149,3 +149,35 @@ def test_expecting_moves_moves_nothing(tmp_path):
     with contextlib.suppress(FileNotFoundError):  # a machine without control groups
         cgroups.expect_moves(cgroups.detect())
     assert Path("/proc/self/cgroup").read_text() == before
+
+
+def v1_group(tmp_path: Path) -> Layout:
+    layout = Layout(1, tuple((name, tmp_path / name) for name in ("memory", "cpu", "cpuacct")))
+    for name in ("memory", "cpuacct"):
+        (tmp_path / name / "g").mkdir(parents=True)
+    (tmp_path / "cpuacct" / "g" / "cpuacct.usage").write_text("1500000000\n")
+    (tmp_path / "memory" / "g" / "memory.usage_in_bytes").write_text("1000\n")
+    (tmp_path / "memory" / "g" / "memory.stat").write_text("cache 1\nshmem 1\ntotal_cache 700\ntotal_rss 300\ntotal_shmem 500\n")
+    return layout
+
+
+def v2_group(tmp_path: Path) -> Layout:
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
+    (tmp_path / "g" / "memory.current").write_text("1000\n")
+    (tmp_path / "g" / "memory.stat").write_text("anon 300\nfile 700\nshmem 500\n")
+    return Layout(2, (("", tmp_path),))
+
+
+@pytest.mark.parametrize("made", [v1_group, v2_group])
+def test_what_a_group_uses_without_what_could_be_dropped(made, tmp_path):
+    """Memory of a guest under gVisor is shared memory: the kernel counts it as cache, and cannot drop it."""
+    layout = made(tmp_path)
+    assert cgroups.spent(layout, "g") == cgroups.Spent(cpu_s=1.5, memory_bytes=800, cache_bytes=200)
+    assert cgroups.spent(layout, "other") is None
+
+
+def test_a_group_that_vanishes_while_it_is_read_uses_nothing(tmp_path):
+    layout = v2_group(tmp_path)
+    (tmp_path / "g" / "memory.stat").unlink()
+    assert cgroups.spent(layout, "g") is None

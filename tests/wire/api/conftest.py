@@ -18,6 +18,7 @@ import yaml
 from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
 from atoll.domain.tenancy import Role
+from atoll.testing.fake_operations import FakeOperations
 from atoll.testing.fake_service import FakeService
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,7 +43,7 @@ def served() -> Iterator[Served]:
     _, operator_key = service.add_team("operators", role=Role.OPERATOR)
     _, stranger_key = service.add_team("strangers")
     settings = ApiSettings(domain="localhost:3000", install_id="ins_abcdefgh0123456789ab", version="0.1.0")
-    app = build_app(service, settings=settings, ready=lambda: True, dice=os.urandom)
+    app = build_app(service, operations=FakeOperations(service), settings=settings, ready=lambda: True, dice=os.urandom)
     server = uvicorn.Server(
         uvicorn.Config(app, host="127.0.0.1", port=0, loop="uvloop", http="httptools", lifespan="off", log_config=None, ws="none")
     )

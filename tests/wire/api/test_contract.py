@@ -87,6 +87,26 @@ def test_lists(validated) -> None:
     validated("DELETE", f"/sandboxes/{made['sandboxID']}")
 
 
+def test_metrics(validated) -> None:
+    made = validated("POST", "/sandboxes", json={"templateID": "base", "timeout": 60}).json()["sandboxID"]
+    assert validated("GET", f"/sandboxes/{made}/metrics").json()[0]["memTotal"] == 512 << 20
+    assert validated("GET", f"/sandboxes/{made}/metrics?start=0&end=1").json() == []
+    many = validated("GET", f"/sandboxes/metrics?sandbox_ids={made},{NOBODY}").json()["sandboxes"]
+    assert set(many) == {made}, "what does not run, or is not ours, is left out"
+    for bad in (
+        "",
+        "sandbox_ids=",
+        f"sandbox_ids={made},{made}",
+        "sandbox_ids=A",
+        "sandbox_ids=" + ",".join(f"i{n:020d}" for n in range(101)),
+    ):
+        assert validated("GET", f"/sandboxes/metrics?{bad}").status_code == 400
+    for bad in ("start=5&end=1", "start=x", "end=-1"):
+        assert validated("GET", f"/sandboxes/{made}/metrics?{bad}").status_code == 400
+    assert validated("DELETE", f"/sandboxes/{made}").status_code == 204
+    assert validated("GET", f"/sandboxes/{made}/metrics").status_code == 404
+
+
 def test_failures_have_the_shape(validated) -> None:
     assert validated("POST", "/sandboxes", json={"templateID": "none"}).status_code == 404
     assert validated("POST", "/sandboxes", json={"templateID": "base", "timeout": -1}).status_code == 400

@@ -125,9 +125,28 @@ def test_failures_become_the_sdks_exceptions(served) -> None:
         sandbox.pause()
     with pytest.raises(SandboxException, match="not supported"):
         sandbox.fork()
-    with pytest.raises(SandboxException, match="not supported"):
-        sandbox.get_metrics()
     sandbox.kill()
+
+
+def test_metrics(served) -> None:
+    sandbox = Sandbox.create(timeout=60, **served.opts)
+    found = sandbox.get_metrics()
+    assert found
+    assert (found[0].cpu_count, found[0].mem_total, found[0].disk_total) == (1, 512 << 20, 2048 << 20)
+    assert (found[0].cpu_used_pct, found[0].mem_used, found[0].mem_cache, found[0].disk_used) == (12.5, 20 << 20, 4 << 20, 1 << 20)
+    assert abs(found[0].timestamp - dt.datetime.now(dt.UTC)) < dt.timedelta(seconds=30)
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
+    assert sandbox.get_metrics(start=later) == []
+    assert len(sandbox.get_metrics(end=later)) == len(found)
+    sandbox.kill()
+    with pytest.raises(NotFoundException):
+        sandbox.get_metrics()
+
+
+async def test_metrics_async(served) -> None:
+    sandbox = await AsyncSandbox.create(timeout=60, **served.opts)
+    assert (await sandbox.get_metrics())[0].mem_total == 512 << 20
+    assert await sandbox.kill() is True
 
 
 def test_quota_is_not_retried(served) -> None:

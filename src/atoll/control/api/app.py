@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -19,8 +19,12 @@ from atoll.control.api.front import DOCS_PATH, Front
 from atoll.control.api.settings import ApiSettings
 from atoll.control.api.table import Table
 from atoll.control.api.v1 import config, deployment, document, hosts, imports, sandboxes
-from atoll.control.api.v1.context import REQUEST_ID_KEY, response_of
-from atoll.control.service import ReplicaView, Service
+from atoll.control.api.v1.context import CALLER_KEY, REQUEST_ID_KEY, response_of
+from atoll.control.api.v1.operations import OperationsApi
+from atoll.control.metering import Meter
+from atoll.control.operations import Operations
+from atoll.control.service import Caller, ReplicaView, Service
+from atoll.domain.operations import Act, Action
 
 
 class Application(FastAPI):
@@ -48,12 +52,15 @@ def build_app(
     settings: ApiSettings,
     ready: Callable[[], bool],
     dice: Dice,
+    operations: Operations,
+    meter: Meter | None = None,
     replicas: Callable[[], Sequence[ReplicaView]] = tuple,
     extra: Sequence[tuple[str, ASGIApp]] = (),
 ) -> FastAPI:
     """The whole API over `service`.
 
-    `ready` decides what `/health` says, `replicas` are those that `/v1/status` names. `dice` makes request ids. Each of `extra` is a path prefix and the bare application that gets
+    `ready` decides what `/health` says, `replicas` are those that `/v1/status` names. `dice` makes request ids. `meter` counts requests.
+    Each of `extra` is a path prefix and the bare application that gets
     everything below it, unlimited and unauthenticated: it guards itself.
     """
     app = Application(
@@ -64,7 +71,14 @@ def build_app(
         redoc_url=None,
         redirect_slashes=False,
         strict_content_type=False,
-        exception_handlers={AtollError: _refused, RequestValidationError: _not_valid, HTTPException: _http, Exception: _unexpected},
+        # Its own would show paths, with the ids in them, to whatever collector the environment names.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        exception_handlers={
+            AtollError: _Refusals(operations),
+            RequestValidationError: _not_valid,
+            HTTPException: _http,
+            Exception: _unexpected,
+        },
     )
     of_sandboxes = sandboxes.Sandboxes(service, settings)
     app.include_router(of_sandboxes.router())
@@ -73,6 +87,7 @@ def build_app(
     app.include_router(imports.Imports(service).router())
     app.include_router(deployment.Deployment(service, settings, ready, replicas).router())
     app.include_router(hosts.HostsApi(service).router())
+    app.include_router(OperationsApi(operations).router())
     app.front = Front(
         service,
         settings=settings,
@@ -82,6 +97,7 @@ def build_app(
         e2b=build_table(service, settings),
         v1=Table(document.routes(app.openapi())),
         inner=app.behind,
+        meter=meter or Meter(),
     )
     return app
 
@@ -90,9 +106,35 @@ def _answer(request: Request, error: AtollError) -> Response:
     return response_of(v1_error(error, request.scope["state"][REQUEST_ID_KEY]))
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AtollError)
-    return _answer(request, error)
+AUDITED: Final = {
+    "releaseSandbox": (Action.SANDBOX_RELEASE, "sandbox_id"),
+    "authorizeReplacement": (Action.SANDBOX_AUTHORIZE_REPLACEMENT, "sandbox_id"),
+    "activateHost": (Action.HOST_ACTIVATE, "reference"),
+    "drainHost": (Action.HOST_DRAIN, "reference"),
+    "disableHost": (Action.HOST_DISABLE, "reference"),
+    "createEnrollmentToken": (Action.ENROLLMENT_TOKEN_CREATE, None),
+    "createKey": (Action.KEY_CREATE, None),
+    "revokeKey": (Action.KEY_REVOKE, "key_id"),
+    "applyConfig": (Action.CONFIG_APPLY, None),
+}
+"""What is kept of a refusal, too: operation → action, and the path's parameter that names its subject."""
+
+
+class _Refusals:
+    """Answers what the service refuses, and keeps it in the audit where somebody tried to do what the audit knows."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+
+    async def __call__(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, AtollError)
+        known = AUDITED.get(getattr(request.scope.get("route"), "operation_id", None) or "")
+        if known is not None and isinstance(error, Refused):
+            action, parameter = known
+            caller: Caller = request.scope["state"][CALLER_KEY]
+            subject = str(request.path_params.get(parameter, "")) if parameter else ""
+            await self._operations.refused(Act(caller.actor(), action, subject, str(error.code)))
+        return _answer(request, error)
 
 
 async def _not_valid(request: Request, error: Exception) -> Response:

@@ -53,6 +53,7 @@ TABLE: Final[Mapping[Code, Row]] = {
     Code.CONFIG_INVALID: Row(400),
     Code.CONFIG_CONFLICT: Row(409),
     Code.CONFIG_NOT_FOUND: Row(404),
+    Code.REVISION_MISMATCH: Row(412),
     Code.RATE_LIMITED: Row(429),
     Code.TEAM_SANDBOX_QUOTA: _QUOTA,
     Code.DEPLOYMENT_SANDBOX_QUOTA: _QUOTA,

@@ -8,8 +8,11 @@ read. So nobody without a key makes us read one. Failures leave in the shape of 
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -24,11 +27,13 @@ from atoll.control.api.settings import ApiSettings
 from atoll.control.api.table import Match, Table
 from atoll.control.api.v1 import document
 from atoll.control.api.v1.context import CALLER_KEY, REQUEST_ID_KEY
+from atoll.control.metering import OTHER, Meter
 from atoll.control.service import Caller, Service
 from atoll.telemetry import events
-from atoll.telemetry.log import get_logger
+from atoll.telemetry.log import about_request, get_logger
 
 HEALTH_PATH: Final = "/health"
+METRICS_PATH: Final = "/metrics"
 DOCS_PATH: Final = "/docs"
 V1_PREFIX: Final = "/v1/"
 _EXPOSED: Final = b"x-next-token, x-total-running, x-request-id, retry-after, should-retry"
@@ -40,7 +45,7 @@ log = get_logger()
 class Outlet:
     """The way out: adds the common headers, keeps the status, and leaves the body out of an answer to HEAD."""
 
-    __slots__ = ("_common", "_head", "_send", "status")
+    __slots__ = ("_common", "_head", "_send", "route", "status")
 
     def __init__(self, send: Send, common: Headers, *, head: bool) -> None:
         self._send = send
@@ -48,6 +53,8 @@ class Outlet:
         self._head = head
         self.status = 0
         """0: nothing was sent yet."""
+        self.route = OTHER
+        """The template of the path; never the path, which is a client's word."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -79,13 +86,13 @@ class Visit:
     @property
     def ours(self) -> bool:
         """Whether it speaks `/v1`'s shape, not E2B's."""
-        return self.path.startswith(V1_PREFIX)
+        return self.path.startswith(V1_PREFIX) or self.path == METRICS_PATH
 
 
 class Front:
     """An ASGI application for HTTP."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a composition
         self,
         service: Service,
         *,
@@ -96,6 +103,7 @@ class Front:
         e2b: Table[Handler],
         v1: Table[str],
         inner: ASGIApp,
+        meter: Meter,
     ) -> None:
         self._service = service
         self._settings = settings
@@ -105,6 +113,7 @@ class Front:
         self._e2b = e2b
         self._v1 = v1
         self._inner = inner
+        self._meter = meter
         self._crowd = limits.Crowd(settings.requests_max)
         self._public = frozenset({document.PATH, DOCS_PATH} if settings.docs else {document.PATH})
 
@@ -118,13 +127,24 @@ class Front:
         request_id = self._dice(8).hex()
         out = Outlet(send, self._common(request_id, headers), head=scope["method"] == "HEAD")
         visit = Visit(scope, receive, out, headers, request_id)
+        began = time.perf_counter()
+        self._meter.in_flight += 1
+        try:
+            with about_request(request_id):
+                await self._answer(visit)
+        finally:
+            self._meter.in_flight -= 1
+            self._meter.answered(out.route, visit.method, out.status, time.perf_counter() - began)
+
+    async def _answer(self, visit: Visit) -> None:
+        out = visit.out
         try:
             answer = await self._guarded(visit)
         except limits.ClientGone:
             return
         if answer is not None and out.status == 0:
             await answer.send(out)
-        log.debug(events.REQUEST_DONE, request_id=request_id, method=scope["method"], path=path, status=out.status)
+        log.debug(events.REQUEST_DONE, method=visit.method, path=visit.path, status=out.status)
 
     def _common(self, request_id: str, headers: Mapping[bytes, bytes]) -> Headers:
         common: Headers = ((b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff"))
@@ -151,7 +171,7 @@ class Front:
     def _failed(self, visit: Visit, error: Exception) -> Answer:
         known = error if isinstance(error, AtollError) else Bug(Code.INTERNAL, "unexpected failure")
         row = row_of(known)
-        fields: dict[str, Any] = {"request_id": visit.request_id, "method": visit.method, "path": visit.path, "code": known.code.value}
+        fields: dict[str, Any] = {"method": visit.method, "path": visit.path, "code": known.code.value}
         if row.status == 500:
             log.error(events.REQUEST_FAILED, exc_info=error, **fields)
         elif row.status >= 503:
@@ -160,8 +180,10 @@ class Front:
 
     async def _lead(self, visit: Visit) -> Answer | None:
         if visit.path == HEALTH_PATH:
+            visit.out.route = HEALTH_PATH
             return self._health(visit)
         if visit.path in self._public and visit.method in ("GET", "HEAD"):
+            visit.out.route = visit.path
             await self._inner(_as_get(visit.scope), visit.receive, visit.out)
             return None
         raw_path = visit.scope.get("raw_path", b"").decode("latin-1") or visit.path
@@ -192,7 +214,8 @@ class Front:
 
     async def _who(self, visit: Visit) -> tuple[str, Caller]:
         key = auth.presented_key(visit.headers)
-        return key, await auth.authenticate(self._service, key)
+        caller = await auth.authenticate(self._service, key)
+        return key, replace(caller, address=_address(visit), request_id=visit.request_id)
 
     def _health(self, visit: Visit) -> Answer:
         if visit.method == "OPTIONS":
@@ -207,6 +230,7 @@ class Front:
         """What needs no handler: an unknown path, a method that it does not have, and OPTIONS."""
         if match is None:
             return _plain_failure(visit, 404, "there is no such path")
+        visit.out.route = match.path
         if visit.method == "OPTIONS":
             return self._options(visit, match.methods)
         if match.route is None:
@@ -223,6 +247,16 @@ class Front:
             if wanted:
                 headers += ((b"access-control-allow-headers", wanted),)
         return Answer(204, headers=headers)
+
+
+def _address(visit: Visit) -> str | None:
+    """Where the request came from. The edge adds whom it has spoken with as the last of a chain; what stands before that is hearsay."""
+    chain = visit.headers.get(b"x-forwarded-for", b"").decode("latin-1")
+    last = chain.rpartition(",")[2].strip()
+    peer = visit.scope.get("client")
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(last))
+    return str(peer[0])[:64] if peer else None
 
 
 def _plain_failure(visit: Visit, status: int, message: str, headers: Headers = ()) -> Answer:

@@ -27,6 +27,8 @@ class Route(Generic[T]):
 class Match(Generic[T]):
     """What a path leads to: the methods it has, and the route of the one that was asked for."""
 
+    path: str
+    """Its template."""
     methods: frozenset[str]
     route: Route[T] | None
     params: Mapping[str, str]
@@ -37,14 +39,14 @@ class Table(Generic[T]):
 
     def __init__(self, routes: Iterable[Route[T]]) -> None:
         self._literal: dict[str, dict[str, Route[T]]] = {}
-        self._patterns: list[tuple[re.Pattern[str], dict[str, Route[T]]]] = []
+        self._patterns: list[tuple[re.Pattern[str], str, dict[str, Route[T]]]] = []
         known: dict[str, dict[str, Route[T]]] = {}
         for route in routes:
             methods = known.get(route.path)
             if methods is None:
                 methods = known[route.path] = {}
                 if _PARAMETER.search(route.path):
-                    self._patterns.append((re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", route.path)), methods))
+                    self._patterns.append((re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", route.path)), route.path, methods))
                 else:
                     self._literal[route.path] = methods
             methods[route.method] = route
@@ -53,14 +55,14 @@ class Table(Generic[T]):
         """None when no route has this path. Parameters come from the raw path, so that one may hold a quoted slash."""
         methods = self._literal.get(path)
         if methods is not None:
-            return self._found(methods, method, {})
-        for pattern, candidates in self._patterns:
+            return self._found(path, methods, method, {})
+        for pattern, template, candidates in self._patterns:
             matched = pattern.fullmatch(raw_path)
             if matched is not None:
-                return self._found(candidates, method, {name: unquote(value) for name, value in matched.groupdict().items()})
+                return self._found(template, candidates, method, {name: unquote(value) for name, value in matched.groupdict().items()})
         return None
 
-    def _found(self, methods: Mapping[str, Route[T]], method: str, params: Mapping[str, str]) -> Match[T]:
+    def _found(self, path: str, methods: Mapping[str, Route[T]], method: str, params: Mapping[str, str]) -> Match[T]:
         route = methods.get("GET" if method == "HEAD" else method)
         names = frozenset(methods) | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else frozenset())
-        return Match(names, route, params if route is None or not route.fixed else {**params, **route.fixed})
+        return Match(path, names, route, params if route is None or not route.fixed else {**params, **route.fixed})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import sqlalchemy as sa
@@ -21,14 +21,16 @@ from atoll.base.units import Vector
 from atoll.control.directory import Directory
 from atoll.control.ends import Ends
 from atoll.control.hub import Hub
+from atoll.control.metering import Meter
+from atoll.domain.operations import Act
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Condition, Sandbox
 from atoll.planning.reconcile import Facts, NoRoom, Stimulus, Tick, advance, wants_placing
-from atoll.store import facts
+from atoll.store import facts, operations
 from atoll.store.engine import Store
 from atoll.store.hints import Shared
 from atoll.telemetry import events as names
-from atoll.telemetry.log import get_logger
+from atoll.telemetry.log import current_request, get_logger
 
 LOG = get_logger()
 
@@ -58,6 +60,7 @@ class Reconciler:
     ends: Ends
     deadlines: asyncio.Event
     """Set when a deadline may have become the next one."""
+    meter: Meter = field(default_factory=Meter)
     next_look_at: float = math.inf
     """When the deadlines are looked at in any case; later ones need not be told."""
 
@@ -72,12 +75,14 @@ class Reconciler:
         *,
         about: Callable[[Facts], bool] = lambda _: True,
         unless: Callable[[sa.Connection], None] = lambda _: None,
+        act: Act | None = None,
     ) -> facts.Committed | None:
         """Commit what the stimulus changes; None when there is no such sandbox, or it is none that `about` means.
 
-        `unless` looks first, in the same transaction, and raises when whoever brings the stimulus may not any more.
+        `unless` looks first, in the same transaction, and raises when whoever brings the stimulus may not any more. `act`: whose doing it
+        is; kept in the same commit, when it changes anything.
         """
-        applying = self._applying(sandbox_id, stimulus, now=self.clock.now(), about=about)
+        applying = self._applying(sandbox_id, stimulus, now=self.clock.now(), about=about, act=act)
 
         def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
             unless(conn)
@@ -85,13 +90,24 @@ class Reconciler:
 
         done, used = await self.store.write(work)
         self.published(done, used)
+        self.meter.met(stimulus, changed=done is not None and done.changed)
         return done
 
     def _applying(
-        self, sandbox_id: str, stimulus: Stimulus, *, now: float, about: Callable[[Facts], bool] = lambda _: True
+        self,
+        sandbox_id: str,
+        stimulus: Stimulus,
+        *,
+        now: float,
+        about: Callable[[Facts], bool] = lambda _: True,
+        act: Act | None = None,
     ) -> Callable[[sa.Connection], tuple[facts.Committed | None, Used]]:
+        request_id = current_request()
+
         def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
-            done = facts.advance_sandbox(conn, sandbox_id, stimulus, now=now, ids=self.event_id, about=about)
+            done = facts.advance_sandbox(conn, sandbox_id, stimulus, now=now, ids=self.event_id, about=about, request_id=request_id)
+            if act is not None and done is not None and done.changed:
+                operations.audit(conn, act, at=now)
             return done, self._used(conn, done)
 
         return work
@@ -117,6 +133,7 @@ class Reconciler:
         """Tell everybody of a durable commit."""
         if done is None or not done.changed:
             return
+        self.meter.committed(done, now=self.clock.now())
         if done.refused_by is not None:
             # What was remembered of this host led the sandbox astray, and would lead the next one.
             self.directory.put(done.refused_by.host, used=done.refused_by.used)
@@ -189,7 +206,9 @@ class Reconciler:
         now = self.clock.now()
         chosen = self.directory.choose(sandbox.spec, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
         if chosen is None:
-            return self._applying(sandbox.id, NoRoom(self.directory.summary(sandbox.spec, now=now)), now=now)
+            shortage = self.directory.shortage(sandbox.spec, now=now)
+            self.meter.left_out({name.value: hosts for name, hosts in shortage.removed.items()})
+            return self._applying(sandbox.id, NoRoom(shortage.text), now=now)
         placement = Placement(
             id=PlacementId(new_id(Prefix.PLACEMENT, self.dice)),
             sandbox_id=sandbox.id,
@@ -201,8 +220,10 @@ class Reconciler:
             created_at=now,
         )
 
+        request_id = current_request()
+
         def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
-            done = facts.reserve(conn, sandbox.id, placement, now=now, ids=self.event_id)
+            done = facts.reserve(conn, sandbox.id, placement, now=now, ids=self.event_id, request_id=request_id)
             return done, self._used(conn, done)
 
         return work

@@ -9,12 +9,12 @@ Its guests answer nothing: `capabilities.guest_handshake` is False, and an agent
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.port import Capabilities, Held, Image, Mark, OnExit, Order, Power, Probe, Seen
+from atoll.drivers.port import Capabilities, Held, Image, Mark, OnExit, Order, Power, Probe, Seen, Usage
 
 ADDRESS = "127.0.0.1"
 
@@ -32,6 +32,7 @@ class FakePlacement:
     stuck: bool = False
     """A part that cannot be removed: `remove` reports it until a test clears this."""
     console: bytes = b""
+    usage: Usage = field(default_factory=lambda: Usage(0.0, 32 << 20, 4 << 20, 1 << 20))
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class FakeDriver:
             network_slots=False,
             stop_keeps_disk=True,
             guest_handshake=False,
+            metered=True,
         )
 
     @property
@@ -193,6 +195,11 @@ class FakeDriver:
 
     async def images(self) -> Sequence[Image]:
         return [image for image in self.machine.images if image.digest not in self.machine.corrupt]
+
+    async def usage(self, placement_ids: Sequence[str]) -> Mapping[str, Usage]:
+        await self._before("usage")
+        known = self.machine.placements
+        return {one: known[one].usage for one in placement_ids if one in known and known[one].power is Power.RUNNING}
 
     async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
         placement = self.machine.placements.get(placement_id)

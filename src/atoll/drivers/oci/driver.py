@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.oci import bundle, console, ending, look, probes, selftest
+from atoll.drivers.oci import bundle, console, ending, look, probes, selftest, usage
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.images import Images
@@ -32,7 +32,7 @@ from atoll.drivers.oci.runtime import PID_FILE, Launch, Runtime
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.oci.watching import Watches
-from atoll.drivers.port import Capabilities, Held, Image, OnExit, Order, Power, Probe, Seen
+from atoll.drivers.port import Capabilities, Held, Image, OnExit, Order, Power, Probe, Seen, Usage
 from atoll.hostops import cgroups, processes
 
 T = TypeVar("T")
@@ -91,6 +91,7 @@ class OciDriver:
             isolation=Isolation.GVISOR if gvisor else Isolation.SHARED_KERNEL,
             arch=os.uname().machine,
             stop_keeps_disk=not gvisor,
+            metered=True,
         )
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._nofile_max = GVISOR_NOFILE_MAX if gvisor or hard == resource.RLIM_INFINITY else hard
@@ -487,6 +488,10 @@ class OciDriver:
 
     async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
         return await self._blocking(lambda: console.tail(self._view.directory(placement_id), bytes_max))
+
+    async def usage(self, placement_ids: Sequence[str]) -> Mapping[str, Usage]:
+        wanted = list(placement_ids)
+        return await self._blocking(lambda: usage.measure(self._view, wanted)) if wanted else {}
 
     async def _verify_images(self) -> None:
         """Count every image's tree now, so that the first guest of each need not wait for it."""

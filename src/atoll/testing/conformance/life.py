@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from atoll.base.errors import AtollError, Code, Refused
-from atoll.drivers.port import Driver, Order, Power
+from atoll.drivers.port import Driver, Metered, Order, Power
 from atoll.testing.conformance.stand import Stand
 
 PARALLEL = 6
@@ -260,3 +260,21 @@ async def a_kept_disk_is_found_again(stand: Stand) -> None:
     assert result.out == "kept\n", result.text
     await stand.driver.remove(order.placement_id)
     await _gone(stand, order)
+
+
+async def what_runs_is_measured_and_nothing_else(stand: Stand) -> None:
+    driver: object = stand.driver
+    assert isinstance(driver, Metered), "it declares that it can measure"
+    order, never = stand.order(), stand.order()
+    assert await driver.usage([]) == {}
+    assert await driver.usage([never.placement_id]) == {}
+    await stand.driver.start(order)
+    await _until(stand.driver, order, Power.RUNNING)
+    first = (await driver.usage([order.placement_id, never.placement_id]))[order.placement_id]
+    assert 0 < first.memory_bytes <= order.spec.memory_mib << 20, f"{first}"
+    assert 0 <= first.disk_bytes <= order.spec.disk_mib << 20, f"{first}"
+    await asyncio.sleep(0.1)
+    second = (await driver.usage([order.placement_id]))[order.placement_id]
+    assert second.cpu_s >= first.cpu_s >= 0, "CPU time never goes back"
+    await stand.driver.remove(order.placement_id)
+    assert await driver.usage([order.placement_id]) == {}

@@ -35,6 +35,7 @@ _LIFE_NEEDS = {
     "a_running_guest_survives_a_close": ("survives_agent",),
     "a_kept_disk_is_found_again": ("stop_keeps_disk", "guest_handshake"),
     "the_guest_is_who_was_ordered": ("guest_handshake",),
+    "what_runs_is_measured_and_nothing_else": ("metered",),
 }
 
 CASES: tuple[Case, ...] = (

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
 from atoll.domain.tenancy import Role
+from atoll.testing.fake_operations import FakeOperations
 from atoll.testing.fake_service import FakeService
 
 START = 1_800_000_000.0
@@ -52,6 +54,7 @@ class Current:
     """The service of the running test: the application is built once, because making its OpenAPI document takes a while."""
 
     service: FakeService
+    operations: FakeOperations
     ready = True
 
     def __getattr__(self, name: str) -> Any:
@@ -70,7 +73,8 @@ def shared(settings: ApiSettings) -> tuple[Current, Any]:
     def dice(count: int) -> bytes:
         return current.service.dice(count)
 
-    return current, build_app(current, settings=settings, ready=lambda: current.ready, dice=dice)
+    current.operations = FakeOperations(current)
+    return current, build_app(current, operations=current.operations, settings=settings, ready=lambda: current.ready, dice=dice)
 
 
 @pytest.fixture
@@ -79,6 +83,8 @@ async def api(shared: tuple[Current, Any]) -> AsyncIterator[Api]:
     time = Time()
     current.service = service = FakeService(now=time)
     current.ready = True
+    current.operations.alerts_known.clear()
+    current.operations.entries.clear()
     _, key = service.add_team("ours")
     _, operator_key = service.add_team("operators", role=Role.OPERATOR)
     _, stranger_key = service.add_team("strangers")
@@ -92,6 +98,32 @@ def rebuilt(settings: ApiSettings) -> Callable[..., httpx.AsyncClient]:
 
     def build(api: Api, **changes: Any) -> httpx.AsyncClient:
         arguments = {"settings": settings, "ready": lambda: True, "dice": api.service.dice, **changes}
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app=build_app(api.service, **arguments)), base_url="http://api.test")
+        app = build_app(api.service, operations=FakeOperations(api.service), **arguments)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://api.test")
 
     return build
+
+
+@pytest.fixture(scope="session")
+def document(shared) -> dict[str, Any]:
+    return shared[1].openapi()
+
+
+@pytest.fixture
+def checked(api, document):
+    """A call whose answer must be one that the document allows."""
+
+    async def call(method: str, path: str, template: str | None = None, **options: Any) -> Any:
+        answer = await api.call(method, path, **options)
+        operation = document["paths"][template or path.partition("?")[0]][method.lower()]
+        described = operation["responses"][str(answer.status_code)]
+        kind = answer.headers["content-type"].partition(";")[0]
+        schema = {**described["content"][kind]["schema"], "components": document["components"]}
+        content = answer.json() if kind == "application/json" else answer.text
+        jsonschema.Draft202012Validator(schema).validate(content)
+        if kind == "application/json" and answer.status_code < 300 and "$ref" in schema:
+            # Nothing undocumented leaves either.
+            assert set(content) == set(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"])
+        return answer
+
+    return call

@@ -7,39 +7,12 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-import jsonschema
 import pytest
 
 from atoll.base.errors import Code, Refused, Unavailable
 from atoll.domain.sandbox import Condition, State
 
 NOBODY = "i" + "0" * 20
-
-
-@pytest.fixture(scope="session")
-def document(shared) -> dict[str, Any]:
-    return shared[1].openapi()
-
-
-@pytest.fixture
-def checked(api, document):
-    """A call whose answer must be one that the document allows."""
-
-    async def call(method: str, path: str, template: str | None = None, **options: Any) -> Any:
-        answer = await api.call(method, path, **options)
-        operation = document["paths"][template or path.partition("?")[0]][method.lower()]
-        described = operation["responses"][str(answer.status_code)]
-        kind = answer.headers["content-type"].partition(";")[0]
-        schema = {**described["content"][kind]["schema"], "components": document["components"]}
-        content = answer.json() if kind == "application/json" else answer.text
-        jsonschema.Draft202012Validator(schema).validate(content)
-        if kind == "application/json" and answer.status_code < 300 and "$ref" in schema:
-            # Nothing undocumented leaves either.
-            assert set(content) == set(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"])
-        return answer
-
-    return call
-
 
 ONE = "/v1/sandboxes/{sandbox_id}"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from atoll.control.api.moment import timestamp
-from atoll.control.service import EventRecord
+from atoll.control.service import EventRecord, UsagePoint
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.spec import NetworkSpec, OnEnd, Spec
 from atoll.domain.template import Template
@@ -164,6 +164,22 @@ def api_key(client: Client) -> Json:
         "createdAt": timestamp(client.created_at),
         "createdBy": None,
         "lastUsed": None if client.last_used_at is None else timestamp(client.last_used_at),
+    }
+
+
+def metric(sandbox: Sandbox, point: UsagePoint) -> Json:
+    """E2B's `SandboxMetric`. *Units*: bytes; percent of all its CPUs."""
+    spec = sandbox.spec
+    return {
+        "timestamp": timestamp(point.at),
+        "timestampUnix": int(point.at),
+        "cpuCount": cpu_count(spec.cpu_millis),
+        "cpuUsedPct": point.cpu_pct,
+        "memUsed": point.memory_bytes,
+        "memTotal": spec.memory_mib << 20,
+        "memCache": point.cache_bytes,
+        "diskUsed": point.disk_bytes,
+        "diskTotal": spec.disk_mib << 20,
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from atoll.control.api.e2b import unsupported
 from atoll.control.api.e2b.account import Account
 from atoll.control.api.e2b.logs import Logs
+from atoll.control.api.e2b.metrics import Metrics
 from atoll.control.api.e2b.sandboxes import Sandboxes
 from atoll.control.api.exchange import Handler
 from atoll.control.api.settings import ApiSettings
@@ -18,6 +19,7 @@ def _supported(service: Service, settings: ApiSettings) -> Iterator[Route[Handle
     sandboxes = Sandboxes(service, settings)
     logs = Logs(service)
     account = Account(service)
+    metrics = Metrics(service)
     yield Route("POST", "/v2/sandboxes", sandboxes.create_v2)
     yield Route("GET", "/v2/sandboxes", sandboxes.list_v2)
     yield Route("POST", "/sandboxes", sandboxes.create_v1)
@@ -30,6 +32,8 @@ def _supported(service: Service, settings: ApiSettings) -> Iterator[Route[Handle
     yield Route("POST", "/sandboxes/{sandboxID}/refreshes", sandboxes.refresh)
     yield Route("GET", "/sandboxes/{sandboxID}/logs", logs.v1)
     yield Route("GET", "/v2/sandboxes/{sandboxID}/logs", logs.v2)
+    yield Route("GET", "/sandboxes/{sandboxID}/metrics", metrics.one)
+    yield Route("GET", "/sandboxes/metrics", metrics.many)
     yield Route("GET", "/templates", account.templates_v1)
     yield Route("GET", "/v2/templates", account.templates_v2)
     yield Route("GET", "/templates/{templateID}", account.template)

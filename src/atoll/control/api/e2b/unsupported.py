@@ -15,8 +15,6 @@ ROUTES: Final[tuple[tuple[str, str, str], ...]] = (
     ("POST", "/sandboxes/{sandboxID}/snapshots", "taking a snapshot"),
     ("GET", "/snapshots", "listing snapshots"),
     ("PUT", "/sandboxes/{sandboxID}/network", "changing the network of a running sandbox"),
-    ("GET", "/sandboxes/{sandboxID}/metrics", "the history of a sandbox's metrics"),
-    ("GET", "/sandboxes/metrics", "the history of sandboxes' metrics"),
     ("GET", "/teams/{teamID}/metrics", "team metrics"),
     ("GET", "/teams/{teamID}/metrics/max", "team metrics"),
     ("POST", "/v3/templates", "building a template"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from atoll.base.units import Vector
 from atoll.control.api import moment
 from atoll.control.api.settings import ApiSettings
-from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, ReplicaView, Service, Why
+from atoll.control.operations import AlertRecord, AuditRecord
+from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, ReplicaView, Service, UsagePoint, Why
 from atoll.domain.deployment import ClientLimits, Rate, TeamLimits
 from atoll.domain.inventory import Inventory, Registered, conditions
 from atoll.domain.sandbox import TERMINAL, Sandbox
@@ -21,12 +22,15 @@ def timestamp(at: float | None) -> str | None:
     return None if at is None else moment.timestamp(at)
 
 
-def sandbox(one: Sandbox, *, domain: str, access_token: str | None = None, traffic_token: str | None = None) -> Json:
+def sandbox(
+    one: Sandbox, *, domain: str, access_token: str | None = None, traffic_token: str | None = None, used: UsagePoint | None = None
+) -> Json:
     spec = one.spec
     placed = one.placement_id is not None and one.host_id is not None
     return {
         "id": one.id,
         "revision": one.revision,
+        "teamId": one.team_id,
         "generation": one.generation,
         "state": one.state.value,
         "reason": one.reason,
@@ -56,6 +60,7 @@ def sandbox(one: Sandbox, *, domain: str, access_token: str | None = None, traff
         "domain": domain,
         "accessToken": access_token,
         "trafficToken": traffic_token,
+        "usage": usage(one, used) if used is not None else None,
     }
 
 
@@ -77,10 +82,58 @@ def event(one: EventRecord) -> Json:
         "id": one.id,
         "at": timestamp(one.at),
         "type": one.type,
-        "sandboxId": one.sandbox_id,
+        "sandboxId": one.sandbox_id or None,
+        "teamId": one.team_id or None,
         "generation": one.generation,
         "state": one.state,
         "reason": one.reason,
+        "data": dict(one.data),
+        "hostId": one.host_id,
+        "placementId": one.placement_id,
+        "commandId": one.command_id,
+        "requestId": one.request_id,
+    }
+
+
+def usage(sandbox: Sandbox, point: UsagePoint) -> Json:
+    spec = sandbox.spec
+    return {
+        "at": timestamp(point.at),
+        "cpuPercent": point.cpu_pct,
+        "cpuMillis": spec.cpu_millis,
+        "memoryBytes": point.memory_bytes,
+        "cacheBytes": point.cache_bytes,
+        "memoryMib": spec.memory_mib,
+        "diskBytes": point.disk_bytes,
+        "diskMib": spec.disk_mib,
+    }
+
+
+def alert(one: AlertRecord) -> Json:
+    return {
+        "id": one.id,
+        "kind": one.kind.value,
+        "severity": one.severity,
+        "subject": one.subject,
+        "detail": one.detail,
+        "runbook": one.kind.runbook,
+        "raisedAt": timestamp(one.raised_at),
+        "seenAt": timestamp(one.seen_at),
+        "clearedAt": timestamp(one.cleared_at),
+    }
+
+
+def audit_entry(one: AuditRecord) -> Json:
+    return {
+        "seq": one.seq,
+        "at": timestamp(one.at),
+        "action": one.action,
+        "subject": one.subject,
+        "result": one.result,
+        "teamId": one.team_id,
+        "clientId": one.client_id,
+        "address": one.address,
+        "requestId": one.request_id,
         "data": dict(one.data),
     }
 
@@ -157,6 +210,7 @@ def host(view: HostView) -> Json:
     one = view.host
     return {
         "id": one.id,
+        "revision": one.revision,
         "name": one.name,
         "admin": one.admin.value,
         "health": view.health.value,

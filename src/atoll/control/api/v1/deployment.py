@@ -11,12 +11,17 @@ from fastapi import APIRouter, Path, Response
 from atoll.base.units import ZERO
 from atoll.control.api.settings import ApiSettings
 from atoll.control.api.v1 import answers, models
-from atoll.control.api.v1.context import FAILURES, Who, respond
-from atoll.control.service import ReplicaView, Service
+from atoll.control.api.v1.context import FAILURES, Expected, Who, etag, respond
+from atoll.control.api.v1.paging import Cursor, Limit, page
+from atoll.control.service import HostView, ReplicaView, Service
 from atoll.domain.host import Admin, AdminEvent, Health
 from atoll.domain.tenancy import Role
 
 Reference = Annotated[str, Path(max_length=256)]
+
+
+def _host(view: HostView) -> Response:
+    return respond(200, answers.host(view), etag(view.host.revision))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,43 +57,49 @@ class Deployment:
             )
         return router
 
-    async def templates(self, caller: Who) -> Response:
-        """The templates that this key can use."""
-        return respond(200, {"items": [answers.template(one) for one in await self.service.templates(caller)]})
+    async def templates(self, caller: Who, limit: Limit = 100, cursor: Cursor = None) -> Response:
+        """The templates that this key can use, by name."""
+        found = await self.service.templates(caller)
+        items, following = page(found, key=lambda one: f"{one.name} {one.id}", limit=limit, cursor=cursor)
+        return respond(200, {"items": [answers.template(one) for one in items], "nextCursor": following})
 
     async def template(self, caller: Who, reference: Reference) -> Response:
         """One template, by id or alias."""
         return respond(200, answers.template(await self.service.template(caller, reference)))
 
-    async def hosts(self, caller: Who) -> Response:
-        """The hosts and what is used of them; for operators."""
-        return respond(200, {"items": [answers.host(one) for one in await self.service.hosts(caller)]})
+    async def hosts(self, caller: Who, limit: Limit = 100, cursor: Cursor = None) -> Response:
+        """The hosts and what is used of them, by name; for operators."""
+        found = await self.service.hosts(caller)
+        items, following = page(found, key=lambda one: f"{one.host.name} {one.host.id}", limit=limit, cursor=cursor)
+        return respond(200, {"items": [answers.host(one) for one in items], "nextCursor": following})
 
     async def host(self, caller: Who, reference: Reference) -> Response:
         """One host, by id or name; for operators."""
-        return respond(200, answers.host(await self.service.host(caller, reference)))
+        return _host(await self.service.host(caller, reference))
 
-    async def activate_host(self, caller: Who, reference: Reference) -> Response:
+    async def activate_host(self, caller: Who, reference: Reference, expected: Expected) -> Response:
         """Let the host take new sandboxes; for operators."""
-        return respond(200, answers.host(await self.service.set_host_admin(caller, reference, AdminEvent.ACTIVATE)))
+        return _host(await self.service.set_host_admin(caller, reference, AdminEvent.ACTIVATE, revision=expected))
 
-    async def drain_host(self, caller: Who, reference: Reference) -> Response:
+    async def drain_host(self, caller: Who, reference: Reference, expected: Expected) -> Response:
         """Give the host no new sandboxes; those that it has go on. For operators."""
-        return respond(200, answers.host(await self.service.set_host_admin(caller, reference, AdminEvent.DRAIN)))
+        return _host(await self.service.set_host_admin(caller, reference, AdminEvent.DRAIN, revision=expected))
 
-    async def disable_host(self, caller: Who, reference: Reference, body: models.Disabling | None = None) -> Response:
+    async def disable_host(self, caller: Who, reference: Reference, expected: Expected, body: models.Disabling | None = None) -> Response:
         """Fence the host: its credential ends, its agent ends every sandbox, and once its last lease has run out they count as gone."""
         off = body is not None and body.off
-        return respond(200, answers.host(await self.service.set_host_admin(caller, reference, AdminEvent.DISABLE, off=off)))
+        return _host(await self.service.set_host_admin(caller, reference, AdminEvent.DISABLE, off=off, revision=expected))
 
     async def create_enrollment_token(self, caller: Who, body: models.NewEnrollmentToken) -> Response:
         """Make a one-use token by which a host of this name enrols; for operators. It is in this answer and nowhere else."""
         made = await self.service.create_enrollment_token(caller, host_name=body.host_name, life_s=float(body.life_seconds))
         return respond(201, {"token": made.token.reveal(), "hostName": made.host_name, "expiresAt": answers.timestamp(made.expires_at)})
 
-    async def keys(self, caller: Who) -> Response:
-        """The team's keys, without the keys themselves; revoked ones too."""
-        return respond(200, {"items": [answers.key(one) for one in await self.service.keys(caller)]})
+    async def keys(self, caller: Who, limit: Limit = 100, cursor: Cursor = None) -> Response:
+        """The team's keys, without the keys themselves, oldest first; revoked ones too."""
+        found = await self.service.keys(caller)
+        items, following = page(found, key=lambda one: f"{one.created_at:017.6f} {one.id}", limit=limit, cursor=cursor)
+        return respond(200, {"items": [answers.key(one) for one in items], "nextCursor": following})
 
     async def create_key(self, caller: Who, body: models.NewKey) -> Response:
         """Make a key. It is in this answer and nowhere else."""

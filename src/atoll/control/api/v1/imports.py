@@ -10,7 +10,7 @@ from pydantic import Field
 
 from atoll.control.api.v1 import answers
 from atoll.control.api.v1.context import FAILURES, Who, respond
-from atoll.control.api.v1.models import Incoming, Outgoing, SizeRequest, Template
+from atoll.control.api.v1.models import Incoming, Outgoing, SizeRequest, Template, like
 from atoll.control.service import Service
 from atoll.domain.importing import Import, ImportRequest, State
 
@@ -21,6 +21,8 @@ Line = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1
 class Credentials(Incoming):
     """For the registry; kept in memory while the import runs, and nowhere else."""
 
+    model_config = like({"username": "robot", "password": "secret of the registry"})
+
     username: Annotated[str, Field(max_length=1024)] = ""
     password: Annotated[str, Field(max_length=65536)] = ""
     token: Annotated[str, Field(max_length=65536)] = ""
@@ -28,6 +30,8 @@ class Credentials(Incoming):
 
 class NewImport(Incoming):
     """An image that becomes a template; a template of that name gets a new build."""
+
+    model_config = like({"name": "python", "source": "registry:docker.io/library/python:3.12-slim"})
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     source: Annotated[Line, Field(description="registry:REFERENCE, or archive:sha256:DIGEST[:TAG] of an uploaded archive")]

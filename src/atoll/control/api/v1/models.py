@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 
 from atoll.base.errors import Code
 from atoll.domain.host import Admin, Health
@@ -30,12 +31,19 @@ class Incoming(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel, populate_by_name=True)
 
 
+def like(*examples: JsonDict) -> ConfigDict:
+    """What an object may look like, for the document."""
+    return ConfigDict(json_schema_extra={"examples": list(examples)})
+
+
 class Outgoing(BaseModel):
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
 
 
 class SizeRequest(Incoming):
     """What differs from the template's size."""
+
+    model_config = like({"cpuMillis": 2000, "memoryMib": 1024})
 
     cpu_millis: Whole | None = None
     memory_mib: Whole | None = None
@@ -44,6 +52,8 @@ class SizeRequest(Incoming):
 
 class NetworkRequest(Incoming):
     """Egress and ingress. `allowOut` wins over `denyOut`; private ranges are closed whatever these say."""
+
+    model_config = like({"internet": False, "allowOut": ["198.51.100.7"]})
 
     internet: bool = True
     allow_out: Annotated[list[str], Field(max_length=256)] = Field(default_factory=list)
@@ -54,6 +64,19 @@ class NetworkRequest(Incoming):
 
 class NewSandbox(Incoming):
     """What a create asks for; None: as class and template say."""
+
+    model_config = like(
+        {"template": "base", "timeoutSeconds": 600},
+        {
+            "template": "base",
+            "clientRequestId": "build-4711",
+            "class": "default",
+            "size": {"cpuMillis": 2000},
+            "metadata": {"commit": "3f1c"},
+            "env": {"CI": "true"},
+            "wait": False,
+        },
+    )
 
     template: Annotated[
         Text | None, Field(min_length=1, description="Id, alias or namespace/alias, with an optional :tag; else the class's, else base.")
@@ -88,10 +111,16 @@ class Search(BaseModel):
     order: Annotated[Literal["asc", "desc"], Field(description="By start; newest first unless `asc`")] = "desc"
     limit: Annotated[int, Field(ge=1, le=100)] = 100
     cursor: Annotated[str | None, Field(description="`nextCursor` of the page before", max_length=512)] = None
+    usage: Annotated[bool, Field(description="With what each uses now, as far as its host answers")] = False
+    team: Annotated[
+        str | None, Field(description="For operators: another team's, by name or id, or `*` for every team's", min_length=1, max_length=256)
+    ] = None
 
 
 class NewEnd(Incoming):
     """When a sandbox should end, from now; 0 ends it."""
+
+    model_config = like({"timeoutSeconds": 600, "onlyExtend": True})
 
     timeout_seconds: Whole
     only_extend: Annotated[bool, Field(description="Never move the end nearer.")] = False
@@ -103,12 +132,16 @@ class ReplacementAuthorization(Incoming):
     `statement` is recorded with it.
     """
 
+    model_config = like({"generation": 1, "statement": "deploy key revoked"})
+
     generation: Annotated[int, Field(ge=1, le=INT32_MAX)]
     statement: Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f]*$")] = ""
 
 
 class NewKey(Incoming):
     """`role` and `team` are for operators."""
+
+    model_config = like({"name": "ci"}, {"name": "operations", "role": "operator", "team": "platform"})
 
     name: Annotated[Text, Field(min_length=1)]
     role: Literal["member", "operator"] = "member"
@@ -117,6 +150,8 @@ class NewKey(Incoming):
 
 class NewEnrollmentToken(Incoming):
     """For one host of this name, once."""
+
+    model_config = like({"hostName": "rack-7", "lifeSeconds": 900})
 
     host_name: Annotated[Text, Field(min_length=1, max_length=128)]
     life_seconds: Annotated[int, Field(ge=1, le=3600)] = 3600
@@ -164,17 +199,23 @@ class NewHost(Incoming):
 class Disabling(Incoming):
     """`off`: the operator knows that the machine is off; its sandboxes count as gone at once, and not after its last lease."""
 
+    model_config = like({"off": True})
+
     off: bool = False
 
 
 class ConfigText(Incoming):
     """A deployment document, to be read."""
 
+    model_config = like({"document": "version: 1\nclasses:\n  ci: {lifetime: {max: 2h}}\n"})
+
     document: Annotated[str, Field(max_length=TEXT_BYTES_MAX)]
 
 
 class NewConfig(ConfigText):
     """A deployment document, to be applied. `revision` is that of the document that it replaces; 0: the built-in one."""
+
+    model_config = like({"document": "version: 1\nclasses:\n  ci: {lifetime: {max: 2h}}\n", "revision": 0})
 
     revision: Whole
 
@@ -214,6 +255,19 @@ class Placement(Outgoing):
     host_id: str
 
 
+class Usage(Outgoing):
+    """What a sandbox used at one moment, beside what it may use. `cacheBytes` could be dropped at once and are not in `memoryBytes`."""
+
+    at: str
+    cpu_percent: float
+    cpu_millis: int
+    memory_bytes: int
+    cache_bytes: int
+    memory_mib: int
+    disk_bytes: int
+    disk_mib: int
+
+
 class Sandbox(Outgoing):
     """A sandbox. `reason` says why it ends or ended. Its ports are at `{port}-{id}.{domain}`, or at the edge with the headers
     `E2b-Sandbox-Id` and `E2b-Sandbox-Port`. The tokens are in answers about one sandbox that has not ended, never in lists.
@@ -221,6 +275,7 @@ class Sandbox(Outgoing):
 
     id: str
     revision: int
+    team_id: str
     generation: int
     state: State
     reason: str | None
@@ -244,6 +299,7 @@ class Sandbox(Outgoing):
     domain: str
     access_token: str | None
     traffic_token: str | None
+    usage: Usage | None
 
 
 class Objection(Outgoing):
@@ -294,17 +350,24 @@ class SandboxPage(Outgoing):
 
 
 class Event(Outgoing):
-    """One entry of a sandbox's history; `seq` grows over the whole deployment."""
+    """One entry of a sandbox's history; `seq` grows over the whole deployment. `requestId` is the client's request that caused it, `commandId`
+    what control wanted of the placement by then. Events of hosts and alerts have no sandbox and no team.
+    """
 
     seq: int
     id: str
     at: str
     type: str
-    sandbox_id: str
+    sandbox_id: str | None
+    team_id: str | None
     generation: int
     state: str
     reason: str | None
     data: dict[str, str | int | float | None]
+    host_id: str | None
+    placement_id: str | None
+    command_id: str | None
+    request_id: str | None
 
 
 class EventPage(Outgoing):
@@ -312,6 +375,10 @@ class EventPage(Outgoing):
 
     items: list[Event]
     next_after: int
+
+
+class UsageList(Outgoing):
+    items: list[Usage]
 
 
 class Template(Outgoing):
@@ -334,6 +401,7 @@ class Template(Outgoing):
 
 class TemplateList(Outgoing):
     items: list[Template]
+    next_cursor: str | None
 
 
 class Inventory(Outgoing):
@@ -372,6 +440,7 @@ class Host(Outgoing):
     """A host. `problems` are ids of checks that failed; any makes it unschedulable, and `conditions` says what is known about each."""
 
     id: str
+    revision: int
     name: str
     admin: Admin
     health: Health
@@ -394,6 +463,7 @@ class Host(Outgoing):
 
 class HostList(Outgoing):
     items: list[Host]
+    next_cursor: str | None
 
 
 class EnrollmentToken(Outgoing):
@@ -416,6 +486,7 @@ class Key(Outgoing):
 
 class KeyList(Outgoing):
     items: list[Key]
+    next_cursor: str | None
 
 
 class MadeKey(Outgoing):
@@ -545,4 +616,16 @@ class Failure(Outgoing):
 
 
 class ErrorBody(Outgoing):
+    model_config = like(
+        {
+            "error": {
+                "code": "SANDBOX_NOT_FOUND",
+                "message": "sandbox 'i0123456789abcdefghij' was not found",
+                "hint": "It has ended, or it belongs to another team; `atoll sandbox list` shows yours.",
+                "detail": {},
+                "requestId": "3f1c0a9b7e5d2846",
+            }
+        }
+    )
+
     error: Failure

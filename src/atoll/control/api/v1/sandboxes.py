@@ -17,7 +17,8 @@ from atoll.control.api.exchange import TEXT, Answer, changed
 from atoll.control.api.moment import read_moment
 from atoll.control.api.settings import ApiSettings
 from atoll.control.api.v1 import answers, models
-from atoll.control.api.v1.context import FAILURES, Who, respond, response_of
+from atoll.control.api.v1.context import FAILURES, Expected, Who, etag, respond, response_of
+from atoll.control.api.v1.operations import STREAM, stream
 from atoll.control.service import Query as Search
 from atoll.control.service import Service
 from atoll.domain.sandbox import STARTING, Sandbox, State
@@ -123,6 +124,15 @@ class Sandboxes:
             response_model=models.Sandbox,
         )
         add(f"{ONE}/events", self.events, methods=["GET"], operation_id="listSandboxEvents", response_model=models.EventPage)
+        add(
+            f"{ONE}/events/stream",
+            self.event_stream,
+            methods=["GET"],
+            operation_id="streamSandboxEvents",
+            response_class=Response,
+            responses=STREAM,
+        )
+        add(f"{ONE}/metrics", self.metrics, methods=["GET"], operation_id="getSandboxMetrics", response_model=models.UsageList)
         add(f"{ONE}/placement", self.why, methods=["GET"], operation_id="explainSandboxPlacement", response_model=models.Why)
         add(f"{ONE}/logs", self.logs, methods=["GET"], operation_id="getSandboxLogs", response_class=Response, responses=CONSOLE)
         return router
@@ -142,10 +152,11 @@ class Sandboxes:
         return self._one(202 if sandbox.state in STARTING else 201, sandbox)
 
     def _one(self, status: int, sandbox: Sandbox) -> Response:
-        return respond(status, answers.sandbox_with_access(sandbox, service=self.service, settings=self.settings), changed(sandbox))
+        body = answers.sandbox_with_access(sandbox, service=self.service, settings=self.settings)
+        return respond(status, body, (*changed(sandbox), *etag(sandbox.revision)))
 
     async def search(self, caller: Who, asked: Annotated[models.Search, Query()]) -> Response:
-        """The team's sandboxes."""
+        """The team's sandboxes; for operators other teams' too."""
         search = Search(
             scope=asked.scope,
             states=_states(asked.state),
@@ -155,27 +166,34 @@ class Sandboxes:
             ascending=asked.order == "asc",
             limit=asked.limit,
             cursor=asked.cursor or None,
+            team=asked.team,
         )
         page = await self.service.find(caller, search)
-        items = [answers.sandbox(one, domain=self.settings.domain) for one in page.items]
+        used = await self.service.usage_of(page.items) if asked.usage else {}
+        items = [answers.sandbox(one, domain=self.settings.domain, used=used.get(one.id)) for one in page.items]
         return respond(200, {"items": items, "nextCursor": page.next_cursor, "totalRunning": page.total_running})
 
     async def get(self, caller: Who, sandbox_id: SandboxPath) -> Response:
         """One sandbox, in whatever state it is, for as long as its record is kept."""
         with _about(sandbox_id):
-            sandbox = await self.service.get(caller, sandbox_id, ended=True)
-        return respond(200, answers.sandbox_with_access(sandbox, service=self.service, settings=self.settings))
+            sandbox = await self.service.get(caller, sandbox_id, ended=True, every_team=True)
+        if sandbox.team_id != caller.team.id:
+            # An operator looks at it; its tokens are its team's.
+            return respond(200, answers.sandbox(sandbox, domain=self.settings.domain), etag(sandbox.revision))
+        return respond(200, answers.sandbox_with_access(sandbox, service=self.service, settings=self.settings), etag(sandbox.revision))
 
-    async def release(self, caller: Who, sandbox_id: SandboxPath) -> Response:
+    async def release(self, caller: Who, sandbox_id: SandboxPath, expected: Expected) -> Response:
         """End it. The answer comes when that is decided; `state` goes to `released` when nothing of it is left."""
         with _about(sandbox_id):
-            sandbox = await self.service.release(caller, sandbox_id)
-        return respond(200, answers.sandbox(sandbox, domain=self.settings.domain), changed(sandbox))
+            sandbox = await self.service.release(caller, sandbox_id, every_team=True, revision=expected)
+        return respond(200, answers.sandbox(sandbox, domain=self.settings.domain), (*changed(sandbox), *etag(sandbox.revision)))
 
-    async def set_end(self, caller: Who, sandbox_id: SandboxPath, body: models.NewEnd) -> Response:
+    async def set_end(self, caller: Who, sandbox_id: SandboxPath, body: models.NewEnd, expected: Expected) -> Response:
         """Let it end `timeoutSeconds` from now."""
         with _about(sandbox_id):
-            sandbox = await self.service.set_end(caller, sandbox_id, timeout_s=body.timeout_seconds, only_extend=body.only_extend)
+            sandbox = await self.service.set_end(
+                caller, sandbox_id, timeout_s=body.timeout_seconds, only_extend=body.only_extend, revision=expected
+            )
         return self._one(200, sandbox)
 
     async def authorize_replacement(self, caller: Who, sandbox_id: SandboxPath, body: models.ReplacementAuthorization) -> Response:
@@ -196,9 +214,26 @@ class Sandboxes:
     ) -> Response:
         """Its history, oldest first."""
         with _about(sandbox_id):
-            found = await self.service.events(caller, sandbox_id, after=after, limit=limit)
+            found = await self.service.events(caller, sandbox_id, after=after, limit=limit, every_team=True)
         next_after = found[-1].seq if found else after
         return respond(200, {"items": [answers.event(one) for one in found], "nextAfter": next_after})
+
+    async def event_stream(
+        self,
+        caller: Who,
+        sandbox_id: SandboxPath,
+        after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only those with a larger `seq`")] = 0,
+    ) -> Response:
+        """Its history and then what comes, one a line, until it has ended."""
+        with _about(sandbox_id):
+            batches = await self.service.follow(caller, sandbox_id, after=after)
+        return stream(batches)
+
+    async def metrics(self, caller: Who, sandbox_id: SandboxPath) -> Response:
+        """What it has used, oldest first: every few seconds of late, and ever more seldom before. Nothing while it does not run."""
+        with _about(sandbox_id):
+            sandbox, points = await self.service.usage(caller, sandbox_id, every_team=True)
+        return respond(200, {"items": [answers.usage(sandbox, point) for point in points]})
 
     async def why(self, caller: Who, sandbox_id: SandboxPath, limit: Shown = 100) -> Response:
         """Why it is where it is, or nowhere: what each filter says of the hosts, as they are now."""
@@ -213,5 +248,5 @@ class Sandboxes:
     async def logs(self, caller: Who, sandbox_id: SandboxPath) -> Response:
         """The guest's console as text, as far as its host still has it."""
         with _about(sandbox_id):
-            raw = await self.service.logs(caller, sandbox_id)
+            raw = await self.service.logs(caller, sandbox_id, every_team=True)
         return response_of(Answer(200, raw.decode("utf-8", "replace").encode(), content_type=TEXT))
