@@ -15,6 +15,7 @@ import pytest
 from atoll.control.loops import retention
 from atoll.domain.host import LOST_AFTER_S
 from atoll.planning.alerting import OVERDUE_S
+from atoll.store import operations
 from tests.sim.world import OPERATOR_KEY, Agent, Refusal, World, failing, silent
 
 OPERATIONS = "/v1/operations"
@@ -198,8 +199,8 @@ class Stream:
 async def opened(world: World) -> AsyncIterator[Any]:
     streams: list[Stream] = []
 
-    def follow(path: str) -> Stream:
-        streams.append(Stream(world, path))
+    def follow(path: str, key: str = OPERATOR_KEY) -> Stream:
+        streams.append(Stream(world, path, key))
         return streams[-1]
 
     yield follow
@@ -251,6 +252,39 @@ async def test_streams_have_a_number(world: World, agent: Agent, opened: Any, mo
     with pytest.raises(Refusal) as refused:
         await get(world, "events/stream")
     assert refused.value.code == "RATE_LIMITED"
+
+
+async def test_a_revoked_key_follows_nothing(world: World, agent: Agent, opened: Any) -> None:
+    made = await ready(world, agent)
+    new = (await world.call("POST", "/v1/keys", json={"name": "other", "role": "operator"})).json()
+    streams = [opened(path, new["secret"]) for path in (f"{OPERATIONS}/events/stream?after=0", f"/v1/sandboxes/{made['id']}/events/stream")]
+    for stream in streams:
+        await stream.next()
+    await world.call("DELETE", f"/v1/keys/{new['key']['id']}")
+    async with agent.at_work(), asyncio.timeout(10):
+        await world.release(made["id"])
+        await asyncio.gather(*(stream.task for stream in streams))
+
+
+async def test_a_stream_does_not_read_again_what_it_does_not_want(
+    world: World, agent: Agent, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    real = operations.events
+
+    def events(conn: Any, wanted: Any, *, after: int, **how: Any) -> Any:
+        looked.append(after)
+        return real(conn, wanted, after=after, **how)
+
+    monkeypatch.setattr(operations, "events", events)
+    opened(f"{OPERATIONS}/events/stream?after=0&type=host.disabled")
+    await ready(world, agent)
+    newest = await world.store.read(operations.last_seq)
+    async with asyncio.timeout(5):
+        while not looked or looked[-1] < newest:
+            await world.call("POST", "/v1/hosts/local/drain")
+            await world.call("POST", "/v1/hosts/local/activate")
+            await asyncio.sleep(0.05)
 
 
 # Alerts.
@@ -375,6 +409,15 @@ async def test_the_page_follows_what_happens(world: World, agent: Agent) -> None
             await asyncio.sleep(0.01)
     assert found[ended] == 1
     assert 'atoll_sandboxes{class="default",state="ready"}' not in found
+
+
+async def test_two_that_scrape_at_once_see_the_same(world: World, agent: Agent) -> None:
+    await world.call("POST", "/v1/hosts/local/disable")
+    assert await alerts(world)
+    pages = await asyncio.gather(*(page(world) for _ in range(8)))
+    seen = [{name: value for name, value in one.items() if name.startswith(("atoll_alerts", "atoll_hosts{"))} for one in pages]
+    assert seen[0]
+    assert all(one == seen[0] for one in seen)
 
 
 async def test_failures_are_counted_by_their_reasons(world: World, agent: Agent) -> None:

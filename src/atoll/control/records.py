@@ -101,23 +101,20 @@ class Records:
     async def events(self, caller: Caller, query: EventQuery) -> Sequence[EventRecord]:
         """As Operations.events."""
         _operator(caller)
-        return await self._events(query)
-
-    async def _events(self, query: EventQuery) -> Sequence[EventRecord]:
-        def work(conn: sa.Connection) -> Sequence[sa.RowMapping]:
-            wanted = stored.EventFilter(query.type, query.sandbox_id, query.host_id, _team(conn, query.team), query.request_id)
-            return stored.events(conn, wanted, after=query.after, limit=query.limit, newest=query.newest)
-
-        return [EventRecord(**row) for row in await self.store.read(work)]
+        return [EventRecord(**row) for row in await self.store.read(lambda conn: _events(conn, query))]
 
     def follow(self, caller: Caller, query: EventQuery) -> AsyncIterator[Sequence[EventRecord]]:
         """As Operations.follow."""
         _operator(caller)
         if self.streams >= STREAMS_MAX:
             raise Unavailable(Code.RATE_LIMITED, f"{STREAMS_MAX} streams of events are open", retry_after_s=10.0)
-        return self._follow(replace(query, limit=PAGE, newest=False))
+        return self._follow(caller, replace(query, limit=PAGE, newest=False))
 
-    async def _follow(self, query: EventQuery) -> AsyncIterator[Sequence[EventRecord]]:
+    async def _follow(self, caller: Caller, query: EventQuery) -> AsyncIterator[Sequence[EventRecord]]:
+        def look(conn: sa.Connection) -> tuple[bool, int, Sequence[sa.RowMapping]]:
+            # The newest number first: whatever has a lower one and was wanted is among what is read then.
+            return tenancy.lives(conn, caller.client.id), stored.last_seq(conn), _events(conn, asked)
+
         self.streams += 1
         after = query.after
         given: deque[int] = deque(maxlen=2 * OVERLAP)
@@ -126,14 +123,18 @@ class Records:
                 while True:
                     news.clear()
                     back = min(after - query.after, OVERLAP) if self.shared else 0
-                    found = await self._events(replace(query, after=after - back, limit=PAGE + back))
-                    fresh = [event for event in found if event.seq not in given]
-                    if found:
-                        after = max(after, found[-1].seq)
+                    asked = replace(query, after=after - back, limit=PAGE + back)
+                    lives, newest, found = await self.store.read(look)
+                    if not lives:
+                        return  # its key was revoked
+                    fresh = [EventRecord(**row) for row in found if row["seq"] not in given]
                     given.extend(event.seq for event in fresh)
                     yield fresh
-                    if len(found) >= PAGE:
+                    if len(found) >= asked.limit:
+                        after = max(after, found[-1]["seq"])
                         continue
+                    # Past what was not wanted, too: or the rarer what is wanted, the more each look would read.
+                    after = max(after, newest)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(PING_S):
                             await news.wait()
@@ -160,8 +161,10 @@ class Records:
 
     async def _look(self) -> None:
         metrics, meter, now = self.meter.metrics, self.meter, self.clock.now()
+        census, alerts = await self._census(), await self.store.read(stored.open_alerts)
+        # No await from here on: another look would find half of this one.
         metrics.clear(m.SANDBOXES, m.HOSTS, m.ALERTS)
-        for state, class_name, count in await self._census():
+        for state, class_name, count in census:
             metrics.put(m.SANDBOXES, count, state, class_name)
         capacity, used = ZERO, ZERO
         hosts: dict[tuple[str, str], int] = {}
@@ -175,7 +178,7 @@ class Records:
         for spec, vector in ((m.CAPACITY, capacity), (m.USED, used)):
             for name in Vector.__slots__:
                 metrics.put(spec, getattr(vector, name), name)
-        for alert in await self.store.read(stored.open_alerts):
+        for alert in alerts:
             metrics.put(m.ALERTS, metrics.value(m.ALERTS, alert.severity) + 1, alert.severity)
         metrics.put(m.EVENT_STREAMS, self.streams)
         lengths = {"store": meter.storing, "polls": meter.parked, "creates": meter.creating, "requests": meter.in_flight}
@@ -195,6 +198,11 @@ class Records:
 def _operator(caller: Caller) -> None:
     if not caller.operator:
         raise Refused(Code.FORBIDDEN, "only operators see the deployment's records")
+
+
+def _events(conn: sa.Connection, query: EventQuery) -> Sequence[sa.RowMapping]:
+    wanted = stored.EventFilter(query.type, query.sandbox_id, query.host_id, _team(conn, query.team), query.request_id)
+    return stored.events(conn, wanted, after=query.after, limit=query.limit, newest=query.newest)
 
 
 def _team(conn: sa.Connection, reference: str | None) -> str | None:

@@ -230,10 +230,12 @@ class Sandboxes:
         found = await self.get(caller, sandbox_id, ended=True, every_team=True)
         if self.streams >= _STREAMS_MAX:
             raise Unavailable(Code.RATE_LIMITED, f"{_STREAMS_MAX} streams of events are open", retry_after_s=10.0)
-        return self._follow(found.id, after)
+        return self._follow(caller, found.id, after)
 
-    async def _follow(self, sandbox_id: str, after: int) -> AsyncIterator[Sequence[EventRecord]]:
+    async def _follow(self, caller: Caller, sandbox_id: str, after: int) -> AsyncIterator[Sequence[EventRecord]]:
         def look(conn: sa.Connection) -> tuple[Sandbox | None, Sequence[sa.RowMapping]]:
+            if not tenancy.lives(conn, caller.client.id):
+                return None, ()
             # The state first: what is read after an end has every event of it.
             return sandboxes.get(conn, sandbox_id), sandboxes.events_of(conn, sandbox_id, after=after, limit=_STREAM_PAGE)
 

@@ -17,7 +17,7 @@ from atoll.domain.operations import Alert, Raised, Severity
 from atoll.domain.sandbox import Condition, State
 
 QUARANTINE: Final = "inventory.quarantine"
-CAPACITY: Final = "capacity"
+CAPACITY: Final = "host.capacity"
 """What ids of checks begin with that say that a host has less than it has registered."""
 OVERDUE_S: Final = 300.0
 """A release that takes longer than this is not only late."""

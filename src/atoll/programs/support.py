@@ -112,6 +112,7 @@ def _from_control(bundle: Bundle, place: Layout) -> None:
         bundle.missing["control"] = str(error)
         return
     with api:
+        bundle.add("deployment.json", api.config)
         bundle.add("hosts.json", api.hosts)
         bundle.add("templates.json", api.templates)
         bundle.add("alerts.json", lambda: api.alerts(state="all", limit=RECORDS))
@@ -222,6 +223,7 @@ def known_secrets(place: Layout) -> Iterator[bytes]:
         yield raw.strip()
         yield from (line.strip() for line in raw.splitlines())
         yield from re.findall(rb'"([^"\\]{%d,})"' % SECRET_LENGTH_MIN, raw)
+        yield from re.findall(rb"://[^\s:/@]+:([^\s@]+)@", raw)
     key = os.environ.get("ATOLL_API_KEY")
     if key:
         yield key.encode()

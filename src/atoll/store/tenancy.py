@@ -69,6 +69,12 @@ def by_key_digest(conn: sa.Connection, digest: str) -> tuple[Team, Client] | Non
     return rows.team(team), rows.client(row)
 
 
+def lives(conn: sa.Connection, client_id: str) -> bool:
+    """Whether this credential is not revoked."""
+    known = sa.select(CLIENTS.c.id).where(CLIENTS.c.id == client_id, CLIENTS.c.revoked_at.is_(None))
+    return conn.execute(known).first() is not None
+
+
 def clients_of(conn: sa.Connection, team_id: str) -> Sequence[Client]:
     """A team's credentials, revoked ones too, oldest first."""
     found = conn.execute(sa.select(CLIENTS).where(CLIENTS.c.team_id == team_id).order_by(CLIENTS.c.created_at, CLIENTS.c.id))

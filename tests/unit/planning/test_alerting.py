@@ -54,9 +54,9 @@ def test_a_fenced_host_is_said_so_for_as_long_as_it_is(held: int, severity: str)
     ("problems", "expected"),
     [
         (("inventory.quarantine",), ["host.quarantine"]),
-        (("capacity.memory", "capacity.disk"), ["host.capacity_mismatch"]),
+        (("host.capacity",), ["host.capacity_mismatch"]),
         (("host.clock",), ["host.check_failed"]),
-        (("host.clock", "inventory.quarantine", "capacity.disk"), ["host.capacity_mismatch", "host.check_failed", "host.quarantine"]),
+        (("host.clock", "inventory.quarantine", "host.capacity"), ["host.capacity_mismatch", "host.check_failed", "host.quarantine"]),
     ],
 )
 def test_what_a_host_reports(problems: tuple[str, ...], expected: list[str]) -> None:

@@ -89,7 +89,7 @@ def test_no_secret_comes_out_in_whatever_form(place: Layout, tmp_path: Path, mon
     target = tmp_path / "out.tar.gz"
     made = support.write(support.collect(place), target)
     whole = b"\n".join([*unpacked(target).values(), gzip.decompress(target.read_bytes()), target.read_bytes()])
-    for secret in (KEY, SEALING, EDGE, CREDENTIAL, "other-password-here", "ea_" + "9" * 40, "c2lnbmF0dXJl", "canary-in-a-row"):
+    for secret in (KEY, SEALING, EDGE, CREDENTIAL, PASSWORD, "other-password-here", "ea_" + "9" * 40, "c2lnbmF0dXJl", "canary-in-a-row"):
         raw = secret.encode()
         for form in (raw, base64.b64encode(raw), base64.b64encode(raw).rstrip(b"="), raw.hex().encode(), gzip.compress(raw, mtime=0)):
             assert form not in whole, secret
