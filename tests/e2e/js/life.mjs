@@ -57,6 +57,18 @@ test('what cannot be is told', async () => {
   }
 })
 
+test('what it uses', async () => {
+  const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
+  try {
+    const found = await sandbox.getMetrics()
+    assert.ok(found.at(-1).memUsed > 0 && found.at(-1).memTotal === 512 * 1024 * 1024)
+    assert.ok((await Sandbox.getMetrics(sandbox.sandboxId)).length >= found.length)
+    assert.deepEqual(await sandbox.getMetrics({ start: new Date(Date.now() + 3_600_000) }), [])
+  } finally {
+    await sandbox.kill()
+  }
+})
+
 test('a timeout ends it', async () => {
   const sandbox = await Sandbox.create({ timeoutMs: 3_000 })
   const end = (await sandbox.getInfo()).endAt.getTime()
