@@ -172,8 +172,15 @@ async def test_what_is_old_is_forgotten_and_the_rest_is_kept(store: Store, put: 
     await store.write(fill)
     assert await store.read(operations.oldest) == operations.Oldest(NOW, NOW, NOW, None, None)
     edge = NOW + 50
-    gone = await store.write(lambda conn: operations.prune(conn, audit_before=edge, alerts_before=edge, events_before=edge, tokens_before=edge))
+    gone = await store.write(
+        lambda conn: operations.prune(conn, audit_before=edge, alerts_before=edge, events_before=edge, tokens_before=edge)
+    )
     left = await store.read(lambda conn: [count(conn, table) for table in (AUDIT, ALERTS, EVENTS)])
     assert (gone, left) == (3, [1, 1, 2])
     assert await store.read(operations.oldest) == operations.Oldest(NOW + 100, None, NOW + 100, None, None)
-    assert await store.write(lambda conn: operations.prune(conn, audit_before=edge, alerts_before=edge, events_before=edge, tokens_before=edge)) == 0
+    assert (
+        await store.write(
+            lambda conn: operations.prune(conn, audit_before=edge, alerts_before=edge, events_before=edge, tokens_before=edge)
+        )
+        == 0
+    )

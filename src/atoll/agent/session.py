@@ -45,10 +45,10 @@ from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 from atoll.wire.agent import (
     MESSAGE_BYTES_MAX,
+    USAGE,
     Account,
     Accounts,
     AccountsAnswer,
-    USAGE,
     Collect,
     Collected,
     Command,

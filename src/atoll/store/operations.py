@@ -287,7 +287,9 @@ def census(conn: sa.Connection) -> Sequence[tuple[str, str, int]]:
 # Retention.
 
 
-def prune(conn: sa.Connection, *, audit_before: float, alerts_before: float, events_before: float, tokens_before: float, limit: int = 500) -> int:
+def prune(
+    conn: sa.Connection, *, audit_before: float, alerts_before: float, events_before: float, tokens_before: float, limit: int = 500
+) -> int:
     """Forget what is older; how many.
 
     Entries of the audit; alerts that were cleared; events that are no sandbox's, agents' runs that have ended (their messages are refused

@@ -171,6 +171,6 @@ def _write(conn: sa.Connection, found: planning.Found, known: Facts | None, *, n
             conn.execute(gone.values(holding=Holding.NONE.value, ready=False, gone_at=now, **nothing))
         sandbox = facts.rewrite(conn, known.sandbox, sandbox)
     conn.execute(sa.insert(PLACEMENTS), rows.new_placement_values(found.placement))
-    facts.record(conn, sandbox, (found.note,), at=now, ids=ids)
+    facts.record(conn, sandbox, found.placement, (found.note,), at=now, ids=ids)
     hints.sandbox(conn, sandbox.id)
     return facts.Committed(sandbox, found.placement, changed=True, capacity_changed=True)

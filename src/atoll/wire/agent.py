@@ -348,6 +348,8 @@ class AccountsAnswer(Message):
     """Placements that are on record, or are again."""
     unknown: list[str] = Field(default_factory=list)
     """Placements that fit nothing on record: the agent quarantines and reports them."""
+
+
 class Sample(Message):
     """What a placement used at one moment."""
 
