@@ -9,11 +9,12 @@ to. Nothing here grants anything, and nothing here knows the time or chance.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from atoll.domain.host import SUSPECT_AFTER_S, Host
@@ -22,24 +23,35 @@ from atoll.planning import placing
 from atoll.planning.placing import Advert, Filter
 
 _FEW: Final = 8
-"""Hosts that hold the image are looked at one by one where they are at most one in this many."""
-_Key = tuple[int, int, int, str]
-"""Free memory, free CPU, place on the circle, id."""
-_Fits = Callable[[str], bool]
+"""Hosts of which there are at most one in this many are looked at one by one, whatever their order."""
 _Shape = tuple[object, ...]
 """What a spec asks of a host whatever it has free: classes and templates give a few dozen of them."""
 _SHAPES_MAX: Final = 256
 _TRAITS_SPARE: Final = 64
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     advert: Advert
-    key: _Key
+    place: int
+    """On the circle."""
     trait: int
+    memory_mib: int
+    cpu_millis: int
     disk_mib: int
     slots: int
-    seen_at: float | None
+    """Free, all four."""
+    fresh_until: float
+    """Healthy before this: `domain.host.health` without an object for each look."""
+
+    @property
+    def key(self) -> _Key:
+        return self.memory_mib, self.cpu_millis, self.place, self.advert.host.id, self
+
+
+_Key = tuple[int, int, int, str, _Entry]
+"""Free memory, free CPU, place on the circle, id. No two hosts have one id, so that entries are never compared."""
+_Fits = Callable[[_Entry], bool]
 
 
 class Fleet:
@@ -48,12 +60,14 @@ class Fleet:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._order: list[_Key] = []
-        self._circle: list[tuple[int, str]] = []
+        self._circle: list[tuple[int, str, _Entry]] = []
         self._holders: dict[str, set[str]] = {}
         self._names: dict[str, str] = {}
         self._traits: dict[tuple[object, ...], int] = {}
         self._of_trait: list[Host] = []
         """One host of each trait: all of them get the same lasting objections."""
+        self._members: list[set[str]] = []
+        """The hosts of each trait."""
         self._suited: dict[_Shape, tuple[int, set[int]]] = {}
         """For each shape: how many traits were asked, and those that suit."""
 
@@ -70,39 +84,49 @@ class Fleet:
         return entry.advert if entry is not None else None
 
     def put(self, advert: Advert) -> None:
-        """A host is new, or something about it is other than before. Cost: two searches of a sorted list."""
+        """A host is new, or something about it is other than before. Cost: a few searches of sorted lists."""
         host, free = advert.host, advert.free
         known = self._entries.get(host.id)
-        place = known.key[2] if known is not None else placing.ring(host.id)
-        key = (free.memory_mib, free.cpu_millis, place, host.id)
-        if known is None:
-            insort(self._circle, (place, host.id))
-            insort(self._order, key)
-        elif known.key != key:
-            del self._order[bisect_left(self._order, known.key)]
-            insort(self._order, key)
-        before = known.advert.host if known is not None else None
-        if before is None or before.images != host.images:
-            self._hold(host.id, before.images if before is not None else frozenset(), host.images)
-        if before is None or before.name != host.name:
-            if before is not None:
-                self._names.pop(before.name, None)
-            self._names[host.name] = host.id
-        if len(self._of_trait) > 2 * len(self._entries) + _TRAITS_SPARE:
+        if known is None and len(self._of_trait) > 2 * len(self._entries) + _TRAITS_SPARE:
             self._forget_traits()
-        trait = self._trait(host)
-        self._entries[host.id] = _Entry(advert, key, trait, free.disk_mib, free.slots, host.seen_at)
+        entry = _Entry(
+            advert,
+            known.place if known is not None else placing.ring(host.id),
+            self._trait(host),
+            free.memory_mib,
+            free.cpu_millis,
+            free.disk_mib,
+            free.slots,
+            -math.inf if host.seen_at is None else host.seen_at + SUSPECT_AFTER_S,
+        )
+        if known is not None:
+            self._take_out(known)
+        insort(self._order, entry.key)
+        insort(self._circle, (entry.place, host.id, entry))
+        self._members[entry.trait].add(host.id)
+        for image in host.images:
+            self._holders.setdefault(image, set()).add(host.id)
+        self._names[host.name] = host.id
+        self._entries[host.id] = entry
 
     def remove(self, host_id: str) -> None:
         """A host is known no more. *Idempotency*: as is one that never was."""
         entry = self._entries.pop(host_id, None)
-        if entry is None:
-            return
+        if entry is not None:
+            self._take_out(entry)
+
+    def _take_out(self, entry: _Entry) -> None:
+        host = entry.advert.host
         del self._order[bisect_left(self._order, entry.key)]
-        del self._circle[bisect_left(self._circle, (entry.key[2], host_id))]
-        self._hold(host_id, entry.advert.host.images, frozenset())
-        if self._names.get(entry.advert.host.name) == host_id:
-            del self._names[entry.advert.host.name]
+        del self._circle[bisect_left(self._circle, (entry.place, host.id))]
+        self._members[entry.trait].discard(host.id)
+        for image in host.images:
+            holders = self._holders[image]
+            holders.discard(host.id)
+            if not holders:
+                del self._holders[image]
+        if self._names.get(host.name) == host.id:
+            del self._names[host.name]
 
     def load(self, adverts: Iterable[Advert]) -> None:
         """These and no others."""
@@ -115,14 +139,18 @@ class Fleet:
 
     def choose(self, spec: Spec, *, sandbox_id: str, now: float, excluded: Collection[str] = (), origin: str | None = None) -> str | None:
         """The host to ask first; None when no host fits."""
-        if not self._suitable(spec):
-            return None
-        fits = self._fits(spec, now=now, excluded=frozenset(excluded))
-        if spec.require_host is not None:
-            named = spec.require_host if spec.require_host in self._entries else self._names.get(spec.require_host)
-            return named if named is not None and fits(named) else None
-        if origin is not None and origin in self._entries and fits(origin):
-            return origin
+        suited = self._suitable(spec)
+        fits = _fitting(spec, suited, now=now, excluded=frozenset(excluded))
+        pinned = spec.require_host if spec.require_host is not None else origin
+        if pinned is not None:
+            entry = self._entries.get(pinned) or self._entries.get(self._names.get(pinned, ""))
+            if entry is not None and fits(entry):
+                return entry.advert.host.id
+            if spec.require_host is not None:
+                return None
+        few = self._few(suited)
+        if few is not None:
+            return self._of_few([entry for entry in few if fits(entry)], spec, sandbox_id)
         if spec.placement_policy is PlacementPolicy.SPREAD:
             return self._spread(spec, fits, sandbox_id)
         return self._pack(spec, fits, sandbox_id)
@@ -133,46 +161,29 @@ class Fleet:
 
     def removed(self, spec: Spec, *, now: float) -> dict[Filter, int]:
         """How many hosts each filter removes."""
-        need = spec.vector()
-        combined: Counter[tuple[int, bool, bool, bool, bool, bool, bool]] = Counter()
-        for host_id, entry in self._entries.items():
-            memory_mib, cpu_millis, _, _ = entry.key
-            combined[
-                entry.trait,
-                _fresh(entry, now),
-                spec.require_host in (None, host_id, entry.advert.host.name),
-                cpu_millis >= need.cpu_millis,
-                memory_mib >= need.memory_mib,
-                entry.disk_mib >= need.disk_mib,
-                entry.slots >= need.slots,
-            ] += 1
+        need, pinned = spec.vector(), spec.require_host
+        combined: dict[int, int] = {}
+        for memory_mib, cpu_millis, _, host_id, entry in self._order:
+            key = (
+                entry.trait << 6
+                | (now < entry.fresh_until) << 5
+                | (pinned is None or pinned in (host_id, entry.advert.host.name)) << 4
+                | (cpu_millis >= need.cpu_millis) << 3
+                | (memory_mib >= need.memory_mib) << 2
+                | (entry.disk_mib >= need.disk_mib) << 1
+                | (entry.slots >= need.slots)
+            )
+            combined[key] = combined.get(key, 0) + 1
         removed: Counter[Filter] = Counter()
-        for (trait, *passed), count in combined.items():
-            for one in placing.lasting(self._of_trait[trait], spec):
+        for key, count in combined.items():
+            for one in placing.lasting(self._of_trait[key >> 6], spec):
                 removed[one.filter] += count
-            for name, passes in zip(_PASSING, passed, strict=True):
-                removed[name] += 0 if passes else count
+            for number, name in enumerate(_PASSING):
+                if not key >> (5 - number) & 1:
+                    removed[name] += count
         return {name: count for name, count in removed.items() if count}
 
     # Who fits, and in which order they are looked at.
-
-    def _fits(self, spec: Spec, *, now: float, excluded: frozenset[str]) -> _Fits:
-        need, entries, suited = spec.vector(), self._entries, self._suitable(spec)
-
-        def fits(host_id: str) -> bool:
-            entry = entries[host_id]
-            memory_mib, cpu_millis, _, _ = entry.key
-            return (
-                entry.trait in suited
-                and cpu_millis >= need.cpu_millis
-                and memory_mib >= need.memory_mib
-                and entry.disk_mib >= need.disk_mib
-                and entry.slots >= need.slots
-                and _fresh(entry, now)
-                and host_id not in excluded
-            )
-
-        return fits
 
     def _suitable(self, spec: Spec) -> set[int]:
         """The traits that nothing lasting speaks against."""
@@ -187,66 +198,71 @@ class Fleet:
             self._suited[shape] = (len(self._of_trait), suited)
         return suited
 
+    def _few(self, suited: set[int]) -> list[_Entry] | None:
+        """The hosts of these traits where they are few; None where they are not."""
+        most, found = len(self._entries) // _FEW, 0
+        for trait in suited:
+            found += len(self._members[trait])
+            if found > most:
+                return None
+        return [self._entries[host_id] for trait in suited for host_id in self._members[trait]]
+
+    def _of_few(self, fit: list[_Entry], spec: Spec, sandbox_id: str) -> str | None:
+        if spec.placement_policy is PlacementPolicy.SPREAD and len(fit) > spec.placement_choices:
+            names = {entry.advert.host.id for entry in fit}
+            drawn = (self._circle[number] for number in placing.drawing(len(self._circle), sandbox_id))
+            return self._best_drawn((entry for _, host_id, entry in drawn if host_id in names), spec, sandbox_id)
+        return self._best((entry.advert for entry in fit), spec, sandbox_id)
+
+    @staticmethod
+    def _best(adverts: Iterable[Advert], spec: Spec, sandbox_id: str) -> str | None:
+        best = min(adverts, key=lambda advert: placing.score(advert, spec, sandbox_id=sandbox_id), default=None)
+        return best.host.id if best is not None else None
+
     def _pack(self, spec: Spec, fits: _Fits, sandbox_id: str) -> str | None:
         """By image, memory left, CPU left and distance."""
-        place = placing.ring(sandbox_id)
         holders: Collection[str] = self._holders.get(spec.image, ())
         few = len(holders) * _FEW <= len(self._entries)
         if few:
-            keys = (self._entries[host_id].key for host_id in holders if fits(host_id))
-            best = min(keys, key=lambda key: (key[0], key[1], (key[2] - place) % 2**64), default=None)
+            held = (self._entries[host_id] for host_id in holders)
+            best = self._best((entry.advert for entry in held if fits(entry)), spec, sandbox_id)
             if best is not None:
-                return best[3]
-        second: str | None = None
-        for host_id in self._in_order(spec, place):
-            if not fits(host_id):
+                return best
+        order, second = self._order, -1
+        for at in range(bisect_left(order, (spec.memory_mib,)), len(order)):
+            entry = order[at][4]
+            if not fits(entry):
                 continue
-            if few or host_id in holders:
-                return host_id
-            second = second or host_id
-        return second
+            if few or order[at][3] in holders:
+                return self._among_equals(at, fits if few else lambda one: one.advert.host.id in holders and fits(one), sandbox_id)
+            second = at if second < 0 else second
+        return self._among_equals(second, fits, sandbox_id) if second >= 0 else None
 
-    def _in_order(self, spec: Spec, place: int) -> Iterator[str]:
-        """Hosts whose memory suffices, by memory, CPU and distance; those that lack CPU are left out."""
-        order, cpu_millis = self._order, spec.cpu_millis
-        at, end = bisect_left(order, (spec.memory_mib,)), len(order)
-        while at < end:
-            memory, cpu, _, host_id = order[at]
-            after = at + 1
-            if after < end and order[after][0] == memory and order[after][1] == cpu:
-                after = bisect_left(order, (memory, cpu + 1), after, end)
-                if cpu >= cpu_millis:
-                    begin = bisect_left(order, (memory, cpu, place), at, after)
-                    for number in chain(range(begin, after), range(at, begin)):
-                        yield order[number][3]
-            elif cpu >= cpu_millis:
-                yield host_id
-            at = after
+    def _among_equals(self, at: int, fits: _Fits, sandbox_id: str) -> str:
+        """Of those with as much free as the one at `at`, the first that fits behind the sandbox's own place on the circle."""
+        order, (memory, cpu, _, host_id, _) = self._order, self._order[at]
+        first = bisect_left(order, (memory, cpu))
+        after = bisect_left(order, (memory, cpu + 1), at)
+        begin = bisect_left(order, (memory, cpu, placing.ring(sandbox_id)), first, after)
+        for number in chain(range(begin, after), range(first, begin)):
+            if fits(order[number][4]):
+                return order[number][3]
+        return host_id
 
     def _spread(self, spec: Spec, fits: _Fits, sandbox_id: str) -> str | None:
-        drawn: list[str] = []
-        for number in placing.drawing(len(self._circle), sandbox_id):
-            host_id = self._circle[number][1]
-            if fits(host_id):
-                drawn.append(host_id)
-                if len(drawn) == spec.placement_choices:
-                    break
-        return min(drawn, key=lambda one: placing.score(self._entries[one].advert, spec, sandbox_id=sandbox_id), default=None)
+        circle = self._circle
+        drawn = (circle[number][2] for number in placing.drawing(len(circle), sandbox_id))
+        return self._best_drawn((entry for entry in drawn if fits(entry)), spec, sandbox_id)
 
-    def _hold(self, host_id: str, before: frozenset[str], after: frozenset[str]) -> None:
-        for image in before - after:
-            holders = self._holders[image]
-            holders.discard(host_id)
-            if not holders:
-                del self._holders[image]
-        for image in after - before:
-            self._holders.setdefault(image, set()).add(host_id)
+    def _best_drawn(self, fit: Iterable[_Entry], spec: Spec, sandbox_id: str) -> str | None:
+        return self._best((entry.advert for entry in islice(fit, spec.placement_choices)), spec, sandbox_id)
 
     def _forget_traits(self) -> None:
         """Of hosts that have gone or become others; otherwise they would outnumber the living in time."""
-        self._traits, self._of_trait, self._suited = {}, [], {}
-        for entry in self._entries.values():
+        self._traits, self._of_trait, self._members, self._suited = {}, [], [], {}
+        for host_id, entry in self._entries.items():
             entry.trait = self._trait(entry.advert.host)
+            self._members[entry.trait].add(host_id)
 
     def _trait(self, host: Host) -> int:
         """Everything that `placing.lasting` asks a host for."""
@@ -264,7 +280,26 @@ class Fleet:
         if number is None:
             number = self._traits[said] = len(self._of_trait)
             self._of_trait.append(host)
+            self._members.append(set())
         return number
+
+
+def _fitting(spec: Spec, suited: set[int], *, now: float, excluded: frozenset[str]) -> _Fits:
+    need = spec.vector()
+    memory_mib, cpu_millis, disk_mib, slots = need.memory_mib, need.cpu_millis, need.disk_mib, need.slots
+
+    def fits(entry: _Entry) -> bool:
+        return (
+            entry.cpu_millis >= cpu_millis
+            and now < entry.fresh_until
+            and entry.trait in suited
+            and entry.memory_mib >= memory_mib
+            and entry.disk_mib >= disk_mib
+            and entry.slots >= slots
+            and entry.advert.host.id not in excluded
+        )
+
+    return fits
 
 
 _PASSING: Final = (
@@ -275,8 +310,3 @@ _PASSING: Final = (
     Filter.INSUFFICIENT_DISK,
     Filter.INSUFFICIENT_SLOTS,
 )
-
-
-def _fresh(entry: _Entry, now: float) -> bool:
-    """Whether the host is healthy: `domain.host.health` without an object for each look."""
-    return entry.seen_at is not None and now - entry.seen_at < SUSPECT_AFTER_S
