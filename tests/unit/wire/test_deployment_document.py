@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -40,6 +41,13 @@ def test_what_is_left_out_is_as_in_the_built_in_document() -> None:
     assert meant.classes == {"ci": WorkloadClass(name="ci")}
     assert meant.default_class == "ci"
     assert (meant.client, meant.team, meant.deployment) == (ClientLimits(), TeamLimits(), DeploymentLimits())
+
+
+def test_the_example_of_the_manual_is_a_document() -> None:
+    manual = (Path(__file__).resolve().parents[3] / "docs" / "DEPLOYMENT.md").read_text()
+    meant = read(manual.partition("```yaml\n")[2].partition("```")[0])
+    assert (meant.default_class, list(meant.classes), meant.of_team("ci").sandboxes) == ("default", ["default", "ci"], 2000)
+    assert meant.classes["ci"].on_loss is OnLoss.REPLACE
 
 
 def test_every_key_is_taken_in() -> None:
