@@ -128,9 +128,12 @@ async def test_only_tokens_that_expired_before_then_are_forgotten(store: Store) 
         await store.write(lambda conn, token=token: hosts.add_enrollment(conn, token))
     await store.write(lambda conn: hosts.use_enrollment(conn, "enr_0", host_id="hst_1", form_digest="form", now=NOW - 2))
     long_ago = NOW - 1e6
-    assert await store.write(
-        lambda conn: operations.prune(conn, audit_before=long_ago, alerts_before=long_ago, events_before=long_ago, tokens_before=NOW)
-    ) == 1
+    assert (
+        await store.write(
+            lambda conn: operations.prune(conn, audit_before=long_ago, alerts_before=long_ago, events_before=long_ago, tokens_before=NOW)
+        )
+        == 1
+    )
     left = [await store.read(lambda conn, n=n: hosts.enrollment_by_digest(conn, f"digest-{n}")) for n in range(3)]
     assert [one is not None for one in left] == [False, True, True]
 

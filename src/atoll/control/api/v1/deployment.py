@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Response
 
 from atoll.base.units import ZERO
 from atoll.control.api.settings import ApiSettings
-from atoll.control.api.v1 import answers, models
+from atoll.control.api.v1 import answers, host_models, models
 from atoll.control.api.v1.context import FAILURES, Expected, Who, etag, respond
 from atoll.control.api.v1.paging import Cursor, Limit, page
 from atoll.control.service import HostView, ReplicaView, Service
@@ -39,12 +39,12 @@ class Deployment:
         for method, path, handler, operation_id, model, tag in (
             ("GET", "/templates", self.templates, "listTemplates", models.TemplateList, "templates"),
             ("GET", "/templates/{reference}", self.template, "getTemplate", models.Template, "templates"),
-            ("GET", "/hosts", self.hosts, "listHosts", models.HostList, "hosts"),
-            ("GET", "/hosts/{reference}", self.host, "getHost", models.Host, "hosts"),
-            ("POST", "/hosts/{reference}/activate", self.activate_host, "activateHost", models.Host, "hosts"),
-            ("POST", "/hosts/{reference}/drain", self.drain_host, "drainHost", models.Host, "hosts"),
-            ("POST", "/hosts/{reference}/disable", self.disable_host, "disableHost", models.Host, "hosts"),
-            ("POST", "/enrollment-tokens", self.create_enrollment_token, "createEnrollmentToken", models.EnrollmentToken, "hosts"),
+            ("GET", "/hosts", self.hosts, "listHosts", host_models.HostList, "hosts"),
+            ("GET", "/hosts/{reference}", self.host, "getHost", host_models.Host, "hosts"),
+            ("POST", "/hosts/{reference}/activate", self.activate_host, "activateHost", host_models.Host, "hosts"),
+            ("POST", "/hosts/{reference}/drain", self.drain_host, "drainHost", host_models.Host, "hosts"),
+            ("POST", "/hosts/{reference}/disable", self.disable_host, "disableHost", host_models.Host, "hosts"),
+            ("POST", "/enrollment-tokens", self.create_enrollment_token, "createEnrollmentToken", host_models.EnrollmentToken, "hosts"),
             ("GET", "/keys", self.keys, "listKeys", models.KeyList, "keys"),
             ("POST", "/keys", self.create_key, "createKey", models.MadeKey, "keys"),
             ("DELETE", "/keys/{key_id}", self.revoke_key, "revokeKey", models.Key, "keys"),
@@ -85,12 +85,14 @@ class Deployment:
         """Give the host no new sandboxes; those that it has go on. For operators."""
         return _host(await self.service.set_host_admin(caller, reference, AdminEvent.DRAIN, revision=expected))
 
-    async def disable_host(self, caller: Who, reference: Reference, expected: Expected, body: models.Disabling | None = None) -> Response:
+    async def disable_host(
+        self, caller: Who, reference: Reference, expected: Expected, body: host_models.Disabling | None = None
+    ) -> Response:
         """Fence the host: its credential ends, its agent ends every sandbox, and once its last lease has run out they count as gone."""
         off = body is not None and body.off
         return _host(await self.service.set_host_admin(caller, reference, AdminEvent.DISABLE, off=off, revision=expected))
 
-    async def create_enrollment_token(self, caller: Who, body: models.NewEnrollmentToken) -> Response:
+    async def create_enrollment_token(self, caller: Who, body: host_models.NewEnrollmentToken) -> Response:
         """Make a one-use token by which a host of this name enrols; for operators. It is in this answer and nowhere else."""
         made = await self.service.create_enrollment_token(caller, host_name=body.host_name, life_s=float(body.life_seconds))
         return respond(201, {"token": made.token.reveal(), "hostName": made.host_name, "expiresAt": answers.timestamp(made.expires_at)})

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from atoll.base.units import Vector
-from atoll.control.api.v1 import answers, models
+from atoll.control.api.v1 import answers, host_models
 from atoll.control.api.v1.context import FAILURES, Who, respond
 from atoll.control.service import Service
 from atoll.domain.host import AdminEvent
@@ -32,10 +32,12 @@ class HostsApi:
             ("POST", "/{reference}/reset", self.reset, "resetHost"),
             ("POST", "/{reference}/recount", self.recount, "recountHost"),
         ):
-            router.add_api_route(path, handler, methods=[method], operation_id=operation_id, response_model=models.Host, tags=["hosts"])
+            router.add_api_route(
+                path, handler, methods=[method], operation_id=operation_id, response_model=host_models.Host, tags=["hosts"]
+            )
         return router
 
-    async def register(self, caller: Who, name: Name, body: models.NewHost) -> Response:
+    async def register(self, caller: Who, name: Name, body: host_models.NewHost) -> Response:
         """Register a machine as a host, without a token; for operators. The same again changes nothing."""
         return respond(200, answers.host(await self.service.register_host(caller, _registration(name, body))))
 
@@ -48,7 +50,7 @@ class HostsApi:
         return respond(200, answers.host(await self.service.recount_host(caller, reference)))
 
 
-def _registration(name: str, body: models.NewHost) -> wire.Registration:
+def _registration(name: str, body: host_models.NewHost) -> wire.Registration:
     over, has = body.overcommit, body.inventory
     return wire.Registration(
         name=name,
@@ -63,5 +65,5 @@ def _registration(name: str, body: models.NewHost) -> wire.Registration:
     )
 
 
-def _vector(amount: models.AmountRequest) -> Vector:
+def _vector(amount: host_models.AmountRequest) -> Vector:
     return Vector(amount.cpu_millis, amount.memory_mib, amount.disk_mib, amount.slots)
