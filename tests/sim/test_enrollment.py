@@ -156,7 +156,7 @@ async def test_no_two_hosts_have_the_same_addresses(world: World) -> None:
     token = await world.token("far")
     assert await refused(Agent(world, name="far").enroll(token, **form())) == "ENROLLMENT_CONFLICT"
     await Agent(world, name="far").enroll(token, **form(slots="10.66.0.0/16"))
-    await first.poll()
+    await first.poll(facts=FACTS)
     await world.accept(requireHost=first.host_id)
     while not await world.held(first.host_id):
         await asyncio.sleep(0.01)

@@ -195,6 +195,7 @@ async def test_what_was_fenced_and_is_found_again_is_ordered_away(world: World, 
     async with asyncio.timeout(10):
         while await world.held(agent.host_id):
             await asyncio.sleep(0.02)
+    await world.call("POST", f"/v1/hosts/{agent.host_id}/reset")
     again = amnesiac(agent)
     await again.enroll(await world.token("local"))
     again.quarantined.append(command.placement_id)
@@ -252,7 +253,7 @@ async def test_many_tombstones_are_confirmed_in_parts(world: World, agent: Agent
 
 async def test_a_host_that_spins_is_slowed_and_others_are_not(world: World, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     other = await world.agent("other", token=await world.token("other"))
-    served = next(app for prefix, app in world.running.hot if prefix == agents.PREFIX)
+    served = next(app for prefix, app in world.running.hot if prefix == agents.PREFIX).app
     monkeypatch.setattr(served, "_pace", agents.Pace(per_s=1.0, at_once=3.0))
     served._buckets.clear()
     for _ in range(3):

@@ -15,7 +15,7 @@ class Counted:
     """ASGI: the same application, with each call counted by name and class of status."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], meter: Meter) -> None:
-        self._app = app
+        self.app = app
         self._meter = meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -30,7 +30,7 @@ class Counted:
         call = str(scope["path"]).rpartition("/")[2]
         self._meter.parked += 1
         try:
-            await self._app(scope, receive, noting)
+            await self.app(scope, receive, noting)
         finally:
             self._meter.parked -= 1
             self._meter.agent_answered(call if call in CALLS else OTHER, status)
