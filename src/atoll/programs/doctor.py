@@ -190,7 +190,7 @@ async def host_checks(place: Layout, config: hosting.HostConfig) -> tuple[list[E
     settings = agent_main.agent_config(place, config)
     around = doctor.agent_checks(lock_path=settings.lock_path, credential_path=settings.credential_path, control_url=settings.control_url)
     entries = [_entry(finding) for finding in await doctor.Registry(around).run()]
-    if living(place.pid_file("agent")) is None:
+    if _agent_pid(place) is None:
         with agent_main.agent_stopped(place):
             found, isolations = await _own_run(place, config)
         return entries + found, isolations
@@ -200,11 +200,25 @@ async def host_checks(place: Layout, config: hosting.HostConfig) -> tuple[list[E
 
 def told(place: Layout) -> tuple[list[Entry], list[str]]:
     """What the running agent found, which everybody may read."""
-    record, running = read_json(place.agent_health), living(place.pid_file("agent"))
-    if record is None or running is None or record.get("pid") != running.pid:
+    record, pid = read_json(place.agent_health), _agent_pid(place)
+    if record is None or pid is None or record.get("pid") != pid:
         fix = f"Wait a moment and try again; {place.log_file('agent')} says what it waits for."
         return [Entry("agent.heard", "failed", "control has not answered the agent yet", fix)], []
     return [_reported(check) for check in record.get("checks") or []], [str(name) for name in record.get("isolations") or []]
+
+
+def _agent_pid(place: Layout) -> int | None:
+    """Of the agent that runs, whoever started it: the supervisor writes it down, and of any other its lock tells."""
+    from atoll.agent.lock import holder_of
+
+    running = living(place.pid_file("agent"))
+    if running is not None:
+        return running.pid
+    try:
+        holder = holder_of(place.agent / "lock")
+    except PermissionError:
+        return None
+    return int(holder) if holder is not None and holder.isdigit() else None
 
 
 async def _own_run(place: Layout, config: hosting.HostConfig) -> tuple[list[Entry], list[str]]:

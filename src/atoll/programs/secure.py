@@ -70,6 +70,7 @@ class Secure:
         listener = self._listener
         config = uvicorn.Config(
             self._guarded,
+            interface="asgi3",
             http="httptools",
             ws="none",
             lifespan="off",

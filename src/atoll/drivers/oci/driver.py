@@ -79,6 +79,8 @@ class OciDriver:
         self._layout = cgroups.detect()
         self._view = look.View(config.state_dir, self._layout, self._names.cgroup, runtime)
         self._live: dict[str, _Live] = {}
+        self._disk_files: dict[str, Path] = {}
+        """Where the sentries' files were found; for measuring."""
         self._watches = Watches(self._ended)
         self._locks: dict[str, _Lock] = {}
         self._on_exit: OnExit | None = None
@@ -397,6 +399,7 @@ class OciDriver:
                 text = ", ".join(left) or "nothing is left"
                 raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {text} ({'; '.join(failures)})")
             self._live.pop(placement_id, None)
+            self._disk_files.pop(placement_id, None)
 
     # -- look
 
@@ -491,7 +494,7 @@ class OciDriver:
 
     async def usage(self, placement_ids: Sequence[str]) -> Mapping[str, Usage]:
         wanted = list(placement_ids)
-        return await self._blocking(lambda: usage.measure(self._view, wanted)) if wanted else {}
+        return await self._blocking(lambda: usage.measure(self._view, wanted, self._disk_files)) if wanted else {}
 
     async def _verify_images(self) -> None:
         """Count every image's tree now, so that the first guest of each need not wait for it."""
