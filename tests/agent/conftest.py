@@ -270,6 +270,7 @@ class FakeControl:
         self.parked = False
         self.incarnation = "1"
         self.spec = SPEC
+        self.timeout_s: float | None = None
 
     # what tests say
     def want(self, placement_id: str, kind: Kind = Kind.ENSURE_RUNNING, *, env: dict[str, str] | None = None, content: str = "") -> None:
@@ -328,6 +329,7 @@ class FakeControl:
             guest_token=f"token of {placement_id}" if self.deliver_payloads else None,
             payload_ref=f"pay_{placement_id}",
             ready_s=2.0,
+            timeout_s=self.timeout_s,
             carried_out=want.observed is not None and want.observed.applied_revision >= want.revision,
         )
 

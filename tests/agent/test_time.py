@@ -228,3 +228,73 @@ async def test_removal_that_control_wants_is_not_called_an_end(world):
     world.driver.gate["stop"].set()
     await world.control.until_absent(A)
     assert world.control.seen(A).ended_by == "command"
+
+
+async def test_a_guest_s_own_end_is_on_disk_before_anybody_hears_that_it_is_ready(world):
+    world.control.timeout_s = 100.0
+    world.boot()
+    world.control.want(A)
+    await world.control.until(lambda: A in world.machine.things and world.machine.things[A].initialised)
+    # Nothing of the agent's is heard from here on, and nothing is heard by it.
+    world.control.down = True
+    await world.control.until(lambda: (record := world.agent.ledger.get(A)) is not None and record.ready)
+    await world.kill()
+    world.skip(99.0)
+    world.boot()
+    await world.control.until(lambda: world.agent.deadlines is not None)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things
+    world.skip(1.1)
+    await world.control.until(lambda: world.machine.things == {})
+    world.control.down = False
+    await world.control.until_absent(A)
+    assert (world.control.seen(A).ended_by, world.control.seen(A).reason) == ("end_at", Code.END_REACHED)
+
+
+async def test_control_s_word_takes_the_place_of_a_guest_s_own_end(world):
+    world.control.timeout_s = 100.0
+    world.control.lease_s = 10_000.0
+    world.boot()
+    world.control.want(A)
+    world.control.end(A, 160.0, revision=1)
+    await world.control.until_ready(A)
+    assert world.agent.ledger.get(A).end.at_boot == pytest.approx(world.clock.boot() + 100.0, abs=2.0)
+    world.control.end(A, 1000.0, revision=2)
+    await world.control.until(lambda: world.control.polls[-1].end_revisions.get(A) == 2)
+    world.skip(500)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things
+    world.skip(501)
+    await world.control.until(lambda: world.machine.things == {})
+
+
+async def test_a_guest_of_a_run_that_could_not_write_that_it_was_ready_ends_in_time(world):
+    world.control.timeout_s = 100.0
+    world.boot()
+    world.guests.gate = asyncio.Event()
+    world.control.want(A)
+    world.control.end(A, 160.0, revision=1)
+    await world.control.until(lambda: world.control.polls != [] and world.control.end_revision(A) == 1 and A in world.machine.started)
+    world.control.down = True
+    await world.kill()
+    world.boot()
+    await world.control.until(lambda: world.agent.ledger is not None)
+    await world.control.until(lambda: world.agent.ledger.get(A).end.at_boot < world.clock.boot() + 101)
+    world.skip(101)
+    await world.control.until(lambda: world.machine.things == {})
+
+
+async def test_a_guest_that_is_taken_over_has_its_end_from_control(world):
+    world.control.timeout_s = 10.0
+    world.control.lease_s = 10_000.0
+    await started(world, A, remaining_s=1000.0)
+    await world.halt()
+    for path in (world.directory / "agent").glob("agent.db*"):
+        path.unlink()
+    world.control.current_epoch = None
+    world.control.wants[A].observed = world.control.seen(A).model_copy(update={"seq": 0, "ready": False})
+    world.boot()
+    await world.control.until_ready(A)
+    world.skip(500)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things

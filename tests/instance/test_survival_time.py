@@ -73,6 +73,36 @@ def test_an_end_comes_after_the_agent_was_killed_while_control_is_silent(instanc
     assert client.get(sandbox.sandbox_id)["reason"] == "END_REACHED"
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.5, pytest.param(0.1, marks=pytest.mark.long), pytest.param(2.0, marks=pytest.mark.long)])
+def test_an_end_is_known_though_control_never_heard_of_readiness(
+    instance: Instance, client: Client, class_name: str, after_s: float
+) -> None:
+    """Control stands still from before the guest is ready until after its end, and the agent is killed at about that moment."""
+    timeout = 10
+    answer = client.http.post("/v1/sandboxes", json={"class": class_name, "timeoutSeconds": timeout})
+    answer.raise_for_status()
+    sandbox_id, began = str(answer.json()["id"]), time.time()
+    placement = client.get(sandbox_id)["placement"]["id"]
+    while not (instance.layout.sandboxes / placement).exists():
+        assert time.time() < began + 30, instance.last_words()
+        time.sleep(0.002)
+    (stopped,) = kill(instance, "control", number=signal.SIGSTOP)
+    try:
+        until(lambda: look(instance).guests.get(placement), within_s=30, what=instance.last_words)
+        time.sleep(after_s)
+        (before,) = kill(instance, "agent")
+        until(lambda: instance.pid("agent") not in (None, before))
+        back = time.time()
+        ended = gone_at(instance, placement, within_s=90)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    # Sooner than it was ready it cannot have begun to count, and later than the next run found the guest neither.
+    assert began + timeout - 0.1 < ended < back + timeout + LATE_S
+    instance.until_well()
+    until(lambda: client.state(sandbox_id) == "released")
+    assert client.get(sandbox_id)["reason"] == "END_REACHED"
+
+
 def test_an_end_that_passed_while_no_agent_ran_comes_with_the_next_one(instance: Instance, client: Client, class_name: str) -> None:
     sandbox = client.create(class_name, timeout=8)
     due, placement = end_at(client, sandbox.sandbox_id), client.get(sandbox.sandbox_id)["placement"]["id"]

@@ -124,6 +124,7 @@ class Agent:
                     clock=self._clock, alarm=alarm, records=ledger, decide=executor.decide, lease_until=ledger.lease_until()
                 )
                 steps.may_start = deadlines.may_start
+                steps.on_end = deadlines.watch
                 steps.on_gone = lambda placement_id: _gone(placement_id, deadlines, quarantine)
                 usage = Usage(lambda: ledger, self._drivers, self._clock)
                 host = Host(ledger, outbox, journal, executor, deadlines, vault, quarantine, health, self._console, usage.samples)

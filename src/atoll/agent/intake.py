@@ -73,6 +73,7 @@ def blueprint_of(command: Command) -> Blueprint | None:
         guest_public_key=command.guest_public_key,
         hostname=command.hostname or command.sandbox_id,
         ready_s=command.ready_s,
+        timeout_s=command.timeout_s,
         payload_ref=command.payload_ref,
         begun=command.carried_out,
     )

@@ -33,6 +33,8 @@ class Blueprint:
     guest_public_key: str
     hostname: str
     ready_s: float = 60.0
+    timeout_s: float | None = None
+    """How long it lives from when it is ready; None: control alone says when it ends."""
     payload_ref: str | None = None
     begun: bool = False
     """Control had seen this guest run before this agent knew of it: it is taken over, or lost, and never begun anew."""
@@ -145,6 +147,21 @@ def with_end(record: Record, end: EndRule) -> Record | None:
     if record.absent or record.ended_by is not None or (record.end is not None and record.end.revision >= end.revision):
         return None
     return replace(record, end=end)
+
+
+def with_own_end(record: Record, *, ready_boot: float) -> Record:
+    """The record with the end that its command carries, counted from `ready_boot` (CLOCK_BOOTTIME), where that is sooner than a known one.
+
+    The revision stays that of the known end, so that whatever control says next replaces it. A guest that control has seen running before
+    has its end from control.
+    """
+    blueprint, known = record.blueprint, record.end
+    if blueprint is None or blueprint.timeout_s is None or blueprint.begun or record.ended_by is not None:
+        return record
+    at_boot = ready_boot + blueprint.timeout_s
+    if known is None:
+        return replace(record, end=EndRule(0, at_boot, blueprint.spec.on_end, blueprint.spec.on_lease_expiry))
+    return replace(record, end=replace(known, at_boot=at_boot)) if at_boot < known.at_boot else record
 
 
 def ending(record: Record, by: str, *, reason: str, detail: str | None = None) -> Record | None:

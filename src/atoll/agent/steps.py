@@ -17,7 +17,7 @@ from atoll.agent.backoff import Backoff
 from atoll.agent.handshake import Guests, init_of
 from atoll.agent.lastwords import worth_keeping
 from atoll.agent.ledger import Ledger
-from atoll.agent.record import EndedBy, Goal, Record, exited, order_of, restart_pause_s, seen
+from atoll.agent.record import EndedBy, EndRule, Goal, Record, exited, order_of, restart_pause_s, seen, with_own_end
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
@@ -70,6 +70,8 @@ class Steps:
         self.on_last_words: Callable[[str, bytes], None] = lambda _placement_id, _console: None
         self.may_start: Callable[[Record], bool] = lambda _record: True
         """Whether the lease allows a guest to be begun now."""
+        self.on_end: Callable[[str, EndRule], None] = lambda _placement_id, _end: None
+        """An end that this run has set by itself, and that is in the journal."""
         self.on_gone: Callable[[str], None] = lambda _placement_id: None
 
     async def carry_out(self, wanted: Goal, record: Record) -> None:
@@ -122,10 +124,16 @@ class Steps:
         def ready(now: Record) -> Record | None:
             if now.ended_by is not None or now.desired is not Kind.ENSURE_RUNNING:
                 return None
-            return seen(now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version)
+            after = seen(now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version)
+            # In the same commit: whoever hears that it is ready can rely on its end, though control were never heard of again.
+            return with_own_end(after, ready_boot=self._clock.boot())
 
-        await self._ledger.change(placement_id, ready)
+        self._watch(await self._ledger.change(placement_id, ready))
         self._vault.drop(placement_id)
+
+    def _watch(self, record: Record | None) -> None:
+        if record is not None and record.end is not None and not record.absent:
+            self.on_end(record.placement_id, record.end)
 
     async def _meet(self, record: Record, address: str) -> str | None:
         """The guest's version, once it has proved itself and is initialised."""
@@ -150,6 +158,9 @@ class Steps:
             found = await driver.adopt(placement_id)
             if _is_over(record, found.power):
                 raise GuestEnded(found.reason or f"ended while no agent ran: it was found {found.power}")
+            if found.power is Power.RUNNING:
+                # It may have been ready before the last run could write that down, and this one cannot tell without control's token.
+                self._watch(await self._ledger.change(placement_id, lambda r: with_own_end(r, ready_boot=self._clock.boot()), urgent=False))
         if found is None or found.power is not Power.RUNNING:
             order = order_of(record)
             with self._slow(placement_id, Observed.PREPARING):

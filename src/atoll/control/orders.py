@@ -79,6 +79,8 @@ class Orders:
                 "payload_ref": sandbox.id,
                 "payload_digest": sandbox.payload_digest,
                 "ready_s": sandbox.spec.guest_ready_s,
+                # A restart in place keeps the end that there is.
+                "timeout_s": float(sandbox.spec.timeout_s) if placement.desired_revision == 1 else None,
             }
         beside = {"digest": digest(content), "epoch": epoch, "carried_out": placement.applied_revision >= placement.desired_revision}
         return wire.Command.model_validate({**content, **beside}), payload

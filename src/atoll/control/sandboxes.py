@@ -188,7 +188,7 @@ class Sandboxes:
             if unsure:
                 await self._agent_word(found)
             return found
-        old_end = found.end_at
+        old_end = await self._enforced_end(found)
         done = await self.reconciler.apply(found.id, EndMoved(end_at), about=_still_at(revision))
         if done is None or done.sandbox.state in _ENDED:
             raise not_found(sandbox_id)
@@ -377,12 +377,24 @@ class Sandboxes:
     def _unconfirmed(self, sandbox: Sandbox) -> bool:
         """Whether its end was moved and its agent has not said that it enforces that: it may be about to enforce an earlier one.
 
-        The end that a sandbox gets as it becomes ready needs no word: it is not later than the one that came with the command.
+        The end that a sandbox gets as it becomes ready needs no word: its agent has it from the command.
         """
         if sandbox.placement_id is None or sandbox.started_at is None or sandbox.end_at is None:
             return False
         moved = sandbox.end_at != sandbox.started_at + sandbox.spec.timeout_s
         return moved and not self.reconciler.ends.knows(sandbox.placement_id, sandbox.end_revision)
+
+    async def _enforced_end(self, sandbox: Sandbox) -> float | None:
+        """The soonest at which its agent may end it by itself, as far as control knows. *Units*: wall seconds.
+
+        An agent that has not heard of the end that control counts from readiness counts its own, from a readiness that control may have
+        heard of late; but no guest was ready before it was placed.
+        """
+        if sandbox.end_at is None or sandbox.placement_id is None or self.reconciler.ends.knows(sandbox.placement_id, sandbox.end_revision):
+            return sandbox.end_at
+        found = await self.store.read(lambda conn: facts.load(conn, sandbox.id))
+        placement = found.placement if found is not None else None
+        return sandbox.end_at if placement is None else min(sandbox.end_at, placement.created_at + sandbox.spec.timeout_s)
 
     async def _agent_word(self, sandbox: Sandbox) -> None:
         """Wait until the agent enforces the new end: the old one is too near to trust that it hears in time."""

@@ -213,6 +213,9 @@ class Command(Message):
     reason: str | None = None
     ready_s: float = 60.0
     """How long the guest may take to answer."""
+    timeout_s: float | None = Field(default=None, ge=0)
+    """How long the guest lives from when it is ready: counted by the agent, which ends it by itself where control names no newer end.
+    None: it has been ready before, and keeps the end that it has."""
     carried_out: bool = False
     """Control has seen it carried out: an agent that does not know it has lost its memory, and takes the guest over or says that it is
     lost, but begins no other in its place. Not part of the digest: it is about control's knowledge, not about what is wanted."""
