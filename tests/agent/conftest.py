@@ -266,6 +266,8 @@ class FakeControl:
         self.collected_messages: list[Collected] = []
         self.observe_calls = 0
         self.deliver_payloads = True
+        self.once: dict[str, str] | None = None
+        """Payloads are given to one run each, if this is a dictionary: to which."""
         self.forget_at_once = False
         self.parked = False
         self.incarnation = "1"
@@ -406,8 +408,10 @@ class FakeControl:
 
     async def payloads(self, message: PayloadsWanted) -> Payloads:
         self._weather()
+        refused = [ref for ref in message.refs if self.once is not None and self.once.setdefault(ref, message.epoch) != message.epoch]
         return Payloads(
-            payloads={ref: self.wants[ref.removeprefix("pay_")].payload for ref in message.refs},
+            payloads={ref: self.wants[ref.removeprefix("pay_")].payload for ref in message.refs if ref not in refused},
+            refused=refused,
             guest_tokens={i: f"token of {i}" for i in message.placements},
         )
 

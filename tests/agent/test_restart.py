@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -315,3 +316,32 @@ async def look_after_restart(world, wish):
         await world.control.until(lambda: settled_absent(world))
         assert world.machine.started.get(A, 0) <= 1
     await world.kill()
+
+
+@pytest.mark.parametrize("where", ["before init", "after init"])
+async def test_killed_between_delivery_and_receipt(world, where):
+    """A guest that has its payload is taken over; one that has not gets no second delivery, and its start fails."""
+    world.control.deliver_payloads = False
+    for crash_at in range(1, 60):
+        placement = f"plc_{where[0]}{crash_at:019d}"
+        world.control.once = {}
+        world.control.want(placement, env={"KEY": "worth something"})
+        world.boot(crash_at=crash_at)
+        with contextlib.suppress(TimeoutError):
+            await world.control.until(lambda: world.fuse.blown, within_s=0.5)
+        blown = world.fuse.name
+        await world.kill()
+        if blown == where:
+            break
+        world.control.want(placement, Kind.ENSURE_ABSENT)
+        world.boot()
+        await world.control.until_absent(placement)
+        await world.halt()
+    assert blown == where
+    world.boot()
+    await world.control.until(lambda: (o := world.control.seen(placement)) is not None and (o.ready or o.reason is not None))
+    seen, guest = world.control.seen(placement), world.machine.things[placement]
+    if where == "after init":
+        assert (seen.ready, len(guest.inits)) == (True, 1)
+    else:
+        assert (seen.observed, seen.reason, guest.inits) == (Observed.ERROR, Code.BOOTSTRAP_DELIVERED, [])

@@ -13,6 +13,7 @@ from atoll.domain.placement import Observed
 from atoll.wire import agent as wire
 from tests.sim.world import Agent, Refusal, World
 
+NOTHING = {"payloads": {}, "refused": [], "guest_tokens": {}}
 SECRET = "tops3cret-value"
 
 
@@ -67,9 +68,11 @@ async def test_a_command_that_was_overtaken_is_never_sent(world: World, agent: A
     assert (command.kind, command.desired_revision) == ("ensure_absent", 2)
 
 
-async def test_the_payload_is_beside_the_command_and_in_no_table_in_clear(world: World, agent: Agent) -> None:
+async def test_the_payload_is_in_no_command_and_in_no_table_in_clear(world: World, agent: Agent) -> None:
     sandbox_id = await world.accept(env={"API_TOKEN": SECRET}, metadata={"note": "visible-metadata"})
     command = await agent.wanted()
+    assert agent.payloads == {}
+    await agent.fetch(command)
     payload = agent.payloads[sandbox_id]
     assert payload.env["API_TOKEN"] == SECRET
     assert payload.access_token
@@ -91,15 +94,16 @@ async def test_the_payload_is_beside_the_command_and_in_no_table_in_clear(world:
     assert payload.access_token.encode() not in content
 
 
-async def test_a_restarted_agent_asks_for_the_payload_again(world: World, agent: Agent) -> None:
-    sandbox_id = await world.accept(env={"A": SECRET})
+async def test_a_restarted_agent_asks_for_tokens_and_what_exposes_nothing_again(world: World, agent: Agent) -> None:
+    sandbox_id = await world.accept()
     command = await agent.wanted()
+    assert sandbox_id in agent.payloads, "what gives no power outside comes beside its command"
     successor = agent.next_run()
     await successor.poll()
-    wanted = wire.PayloadsWanted(host_id=agent.host_id, epoch=successor.epoch, refs=[sandbox_id], placements=[command.placement_id])
-    answer = wire.Payloads.model_validate(await successor._post("payloads", wanted))
-    assert answer.payloads[sandbox_id] == agent.payloads[sandbox_id]
-    assert answer.guest_tokens == {command.placement_id: command.guest_token}
+    for _ in range(2):
+        answer = await successor.fetch(command)
+        assert answer.payloads[sandbox_id] == agent.payloads[sandbox_id]
+        assert answer.guest_tokens == {command.placement_id: command.guest_token}
 
 
 async def test_a_host_gets_payloads_of_its_own_sandboxes_only(world: World, agent: Agent) -> None:
@@ -107,7 +111,7 @@ async def test_a_host_gets_payloads_of_its_own_sandboxes_only(world: World, agen
     sandbox_id = await world.accept(env={"A": SECRET}, requireHost="local")
     command = await agent.wanted()
     wanted = wire.PayloadsWanted(host_id=other.host_id, epoch=other.epoch, refs=[sandbox_id], placements=[command.placement_id])
-    assert await other._post("payloads", wanted) == {"payloads": {}, "guest_tokens": {}}
+    assert await other._post("payloads", wanted) == NOTHING
 
 
 async def test_an_ended_sandbox_s_payload_is_gone(world: World, agent: Agent) -> None:
@@ -116,7 +120,7 @@ async def test_an_ended_sandbox_s_payload_is_gone(world: World, agent: Agent) ->
     await world.release(sandbox_id)
     await agent.obey(await agent.wanted())
     wanted = wire.PayloadsWanted(host_id=agent.host_id, epoch=agent.epoch, refs=[sandbox_id, "iunknown"], placements=[command.placement_id])
-    assert await agent._post("payloads", wanted) == {"payloads": {}, "guest_tokens": {}}
+    assert await agent._post("payloads", wanted) == NOTHING
 
 
 async def test_guest_tokens_are_for_one_placement_s_guest(world: World, agent: Agent) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from atoll.base.ids import Prefix
 from atoll.base.units import Vector
@@ -20,6 +21,7 @@ from atoll.control.sessions import FRESH_S, RENEW_S
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
 from atoll.store import hosts
+from atoll.store.tables import TEMPLATES
 from atoll.wire import agent as wire
 from tests.builders import fresh
 from tests.sim.duo import Duo, duo, twin
@@ -220,8 +222,10 @@ def wide() -> Vector:
 
 
 async def test_an_answer_keeps_within_a_message_whatever_its_payloads_are(world: World) -> None:
+    """Those that travel beside their commands: of templates with many values of their own."""
     agent = await world.agent(capacity=wide())
-    made = [await world.accept(size=SMALL, env={"BIG": "x" * 60_000}) for _ in range(8)]
+    await world.store.write(lambda conn: conn.execute(sa.update(TEMPLATES).values(env={"BIG": "x" * 60_000})))
+    made = [await world.accept(size=SMALL) for _ in range(8)]
     polls = 0
     while len(agent.payloads) < len(made):
         polls += 1
@@ -234,6 +238,24 @@ async def test_an_answer_keeps_within_a_message_whatever_its_payloads_are(world:
         assert set(told.payloads) == {c.payload_ref for c in told.commands}, "a command came without what it refers to"
         agent.payloads.update(told.payloads)
     assert polls > 1
+
+
+async def test_payloads_that_are_asked_for_keep_within_a_message_too(world: World) -> None:
+    agent = await world.agent(capacity=wide())
+    for _ in range(5):
+        await world.accept(size=SMALL, env={"BIG": "x" * 60_000})
+    while len(agent.commands) < 5:
+        await agent.poll()
+    refs = [str(command.payload_ref) for command in agent.commands]
+    asked = 0
+    while refs:
+        asked += 1
+        body = wire.PayloadsWanted(host_id=agent.host_id, epoch=agent.epoch, refs=refs)
+        answer = wire.Payloads.model_validate(await agent._post("payloads", body))
+        assert len(answer.model_dump_json()) <= wire.MESSAGE_BYTES_MAX
+        assert answer.payloads, "an answer without a payload makes no way"
+        refs = [ref for ref in refs if ref not in answer.payloads]
+    assert 1 < asked < 5
 
 
 async def test_a_payload_that_no_message_could_carry_is_refused(world: World) -> None:

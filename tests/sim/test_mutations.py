@@ -116,6 +116,26 @@ def control_does_not_say_what_was_carried_out(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Orders, "command", forgetful)
 
 
+def payloads_leave_unseen(patch: pytest.MonkeyPatch) -> None:
+    from atoll.planning import reconcile
+
+    patch.setattr(reconcile, "_exposed", lambda *_: None)
+
+
+def what_was_exposed_is_replaced(patch: pytest.MonkeyPatch) -> None:
+    from atoll.agent import steps
+    from atoll.planning import replacing
+
+    patch.setattr(replacing, "may_replace", lambda sandbox: sandbox.started_at is None and sandbox.attempts < sandbox.spec.attempts_max)
+    meet = steps.Steps._meet
+
+    async def fails_at_last(self: Any, record: Any, address: str) -> Any:
+        await meet(self, record, address)
+        raise RuntimeError("after its guest was given everything")
+
+    patch.setattr(steps.Steps, "_meet", fails_at_last)
+
+
 def payloads_are_not_sealed(patch: pytest.MonkeyPatch) -> None:
     from atoll.store.sealing import Sealer
 
@@ -160,9 +180,12 @@ CASES = [
         with_faults(
             Fault(5.0, Kind.AGENT_CRASH, word="disk", for_s=100.0), Fault(40.0, Kind.REBOOT, word="wiped", for_s=2.0), fate_s=200.0
         ),
-        "another guest is begun in its place",
+        # A second guest would be begun, but gets nothing: that one fence is broken is noticed by the next one.
+        "another guest is begun in its place|ends for BOOTSTRAP_DELIVERED: it was ready",
     ),
     (payloads_are_not_sealed, CALM, "a secret is at rest"),
+    (payloads_leave_unseen, CALM, "nobody has written down as exposed"),
+    (what_was_exposed_is_replaced, CALM, "begun again by itself after its bootstrap was exposed"),
 ]
 
 

@@ -430,6 +430,15 @@ class Agent:
             payloads={},
         )
 
+    async def fetch(self, command: wire.Command) -> wire.Payloads:
+        """What this command refers to, asked for as by a guest that is there to take it."""
+        wanted = wire.PayloadsWanted(
+            host_id=self.host_id, epoch=self.epoch, refs=[command.payload_ref or ""], placements=[command.placement_id]
+        )
+        answer = wire.Payloads.model_validate(await self._post("payloads", wanted))
+        self.payloads.update(answer.payloads)
+        return answer
+
     async def _post(self, call: str, body: wire.Message, *, credential: str | None = "") -> dict[str, Any]:
         headers = {} if credential is None else {"Authorization": f"Bearer {credential or self.credential}"}
         async with self.world._client() as client:

@@ -18,8 +18,9 @@ from atoll.domain.placement import Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
 from atoll.planning.reconcile import Heard, NoRoom, ReleaseRequested, Stimulus, Tick
-from atoll.store import facts, hosts, rows, tenancy
+from atoll.store import facts, hosts, payloads, rows, tenancy
 from atoll.store.engine import Stale, Store
+from atoll.store.payloads import Sealed
 from atoll.store.tables import EVENTS, PAYLOADS, PLACEMENTS, SANDBOXES
 from tests.builders import NOW, fresh, host, placement, sandbox, spec, team
 
@@ -49,12 +50,12 @@ async def hear(store: Store, done: facts.Committed, observed: Observed, *, now: 
 
 async def test_accepting_writes_sandbox_payload_and_event_in_one_commit(store: Store, ours: Team) -> None:
     made = sandbox(team_id=ours.id, request_id="r1", request_digest="d1", metadata={"a": "ü"}, deadline_at=NOW)
-    await store.write(lambda conn: facts.accept(conn, made, payload=b"sealed", event_id=ids()))
+    await store.write(lambda conn: facts.accept(conn, made, payload=Sealed(b"sealed"), event_id=ids()))
     loaded = await store.read(lambda conn: facts.load(conn, made.id))
     assert loaded is not None
     assert loaded.sandbox == made
     assert loaded.placement is None
-    assert await store.read(lambda conn: hosts.payload(conn, made.id)) == b"sealed"
+    assert await store.read(lambda conn: payloads.get(conn, made.id)) == Sealed(b"sealed", exposes=True)
     kinds = await store.read(lambda conn: conn.execute(sa.select(EVENTS.c.type, EVENTS.c.state)).all())
     assert kinds == [("sandbox.accepted", "pending")]
 
@@ -63,7 +64,7 @@ async def test_a_second_sandbox_of_one_request_leaves_nothing(store: Store, put:
     await put(request_id="r1")
     again = sandbox(team_id=ours.id, request_id="r1")
     with pytest.raises(sa.exc.IntegrityError):
-        await store.write(lambda conn: facts.accept(conn, again, payload=b"sealed", event_id=ids()))
+        await store.write(lambda conn: facts.accept(conn, again, payload=Sealed(b"sealed"), event_id=ids()))
     assert await store.read(lambda conn: facts.load(conn, again.id)) is None
     assert await store.read(lambda conn: conn.execute(sa.select(sa.func.count()).select_from(PAYLOADS)).scalar_one()) == 0
     assert await store.read(lambda conn: conn.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar_one()) == 1
@@ -157,9 +158,9 @@ async def test_capacity_comes_back_with_absence_and_not_before(store: Store, put
 
 async def test_the_payload_goes_with_the_end(store: Store, ours: Team) -> None:
     made = sandbox(team_id=ours.id)
-    await store.write(lambda conn: facts.accept(conn, made, payload=b"sealed", event_id=ids()))
+    await store.write(lambda conn: facts.accept(conn, made, payload=Sealed(b"sealed"), event_id=ids()))
     await store.write(lambda conn: facts.advance_sandbox(conn, made.id, ReleaseRequested(), now=NOW, ids=ids))
-    assert await store.read(lambda conn: hosts.payload(conn, made.id)) is None
+    assert await store.read(lambda conn: payloads.get(conn, made.id)) is None
 
 
 async def test_a_stale_revision_changes_nothing(store: Store, put: Put) -> None:

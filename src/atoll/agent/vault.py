@@ -1,8 +1,8 @@
 """Vault: guest tokens and init payloads, in memory only.
 
-Theory of operation. A command brings its token and payload with it; they wait here until the guest is initialised, and are gone after
-that. A run that restarted in between has neither, and asks control for them (POST /payloads) until they come or the guest's time is
-over. A command that is delivered again brings them again.
+Theory of operation. A command brings its token with it, and its payload where that gives no power outside; they wait here until the guest is
+initialised, and are gone after that. What is not here is asked for (POST /payloads), a payload only when its guest has proved itself, until
+it comes or the guest's time is over. Control gives a payload to one run: another one is refused, and that ends the start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from atoll.agent.backoff import Backoff
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice
 from atoll.base.secret import Secret
 from atoll.wire.agent import InitPayload, Payloads
@@ -58,7 +58,7 @@ class Vault:
         return entry.token
 
     async def payload(self, placement_id: str, ref: str | None) -> InitPayload:
-        """The init payload; waits until there is one. Without a reference it is empty."""
+        """The init payload; waits until there is one. Without a reference it is empty. *Errors*: Refused BOOTSTRAP_DELIVERED."""
         if ref is None:
             return InitPayload()
         entry = self._entries.setdefault(placement_id, _Entry())
@@ -73,6 +73,8 @@ class Vault:
             answer = await self._fetch([ref] if ref else [], [placement_id])
         except AtollError:
             answer = Payloads()
+        if ref is not None and ref in answer.refused:
+            raise Refused(Code.BOOTSTRAP_DELIVERED, "its payload was given to an earlier run, and its guest does not have it")
         self.put(placement_id, token=answer.guest_tokens.get(placement_id), payload=answer.payloads.get(ref) if ref else None)
         if (ref and entry.payload is None) or (not ref and entry.token is None):
             entry.changed.clear()

@@ -70,6 +70,7 @@ class Code(StrEnum):
     RUNTIME_MISSING = "RUNTIME_MISSING"
     CLEANUP_FAILED = "CLEANUP_FAILED"
     PLACEMENT_LOST = "PLACEMENT_LOST"
+    BOOTSTRAP_DELIVERED = "BOOTSTRAP_DELIVERED"
     HOST_QUARANTINED = "HOST_QUARANTINED"
     # agent protocol
     ENROLLMENT_TOKEN_INVALID = "ENROLLMENT_TOKEN_INVALID"  # noqa: S105 - a code, not a secret
@@ -161,6 +162,7 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.RUNTIME_MISSING: "Run `make up` to build or install the runtime.",
     Code.CLEANUP_FAILED: "Parts of the sandbox could not be removed; the agent goes on trying, its log says which.",
     Code.PLACEMENT_LOST: "The host no longer has this sandbox.",
+    Code.BOOTSTRAP_DELIVERED: "Its host may have handed its environment on before it lost track of it; create another one.",
     Code.HOST_QUARANTINED: "The host holds things that it cannot explain; `atoll doctor` lists them.",
     Code.ENROLLMENT_TOKEN_INVALID: "Make a new token with `atoll host enrollment-token create`.",
     Code.ENROLLMENT_CONFLICT: "This host is enrolled with other facts; disable and reset it first, or use another name.",

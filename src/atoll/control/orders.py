@@ -1,7 +1,7 @@
 """From what control wants of a placement to the command, end and payload that its agent gets.
 
 A command's content follows from rows that do not change under one desired revision, so whoever computes it, whenever, gets the same
-id and digest. Secrets travel beside it, opened from their sealed column only for this.
+id and digest. A payload that holds what somebody has brought leaves only when its guest is there to take it (`deliveries.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from atoll.control.tokens import Tokens
 from atoll.domain.command import Kind, command_id, digest
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox
-from atoll.store import hosts, rows
+from atoll.store import payloads, rows
 from atoll.store.engine import Store
+from atoll.store.payloads import Sealed
 from atoll.store.sealing import Sealer
 from atoll.wire import agent as wire
 from atoll.wire.guest import SCOPE_CONTROL
@@ -36,27 +37,25 @@ class Orders:
         self._tokens = tokens
         self._clock = clock
 
-    def seal(self, sandbox_id: str, *, env: dict[str, str], files: list[dict[str, str]]) -> tuple[bytes, str]:
-        """The sealed payload of a new sandbox, and its digest. *Errors*: Refused CLASS_LIMIT when no message could carry it."""
+    def seal(self, sandbox_id: str, *, env: dict[str, str], files: list[dict[str, str]], exposes: bool) -> tuple[Sealed, str]:
+        """The sealed payload of a new sandbox, and its digest. `exposes`: somebody has brought values of his own. *Errors*: Refused CLASS_LIMIT when no message could carry it."""
         size = len(wire.InitPayload(env=env, files=files).model_dump_json())
         if size > PAYLOAD_BYTES_MAX:
             raise Refused(
                 Code.CLASS_LIMIT, f"environment and files have {size} bytes as they travel, at most {PAYLOAD_BYTES_MAX} are allowed"
             )
         clear = json.dumps({"env": env, "files": files}, sort_keys=True, separators=(",", ":")).encode()
-        return self._sealer.seal(clear, table=TABLE, row=sandbox_id), hashlib.sha256(clear).hexdigest()
+        sealed = Sealed(self._sealer.seal(clear, table=TABLE, row=sandbox_id), exposes)
+        return sealed, hashlib.sha256(clear).hexdigest()
 
-    async def payload(self, sandbox: Sandbox) -> wire.InitPayload | None:
-        """What the sandbox's guest gets by init; None when it has ended."""
-        sealed = await self._store.read(lambda conn: hosts.payload(conn, sandbox.id))
-        if sealed is None:
-            return None
-        clear = json.loads(self._sealer.open(sealed, table=TABLE, row=sandbox.id))
+    def open(self, sandbox: Sandbox, sealed: Sealed) -> wire.InitPayload:
+        """What the sandbox's guest gets by init."""
+        clear = json.loads(self._sealer.open(sealed.content, table=TABLE, row=sandbox.id))
         token = self._tokens.access(sandbox.id) if sandbox.secured else None
         return wire.InitPayload(env=clear["env"], files=clear["files"], access_token=token)
 
     async def command(self, placement: Placement, sandbox: Sandbox, *, epoch: str) -> tuple[wire.Command, wire.InitPayload | None]:
-        """The placement's one current command, with the payload that it refers to."""
+        """The placement's one current command, with the payload that it refers to where that may travel beside it."""
         content: dict[str, Any] = {
             "id": command_id(placement.id, placement.generation, placement.desired_revision),
             "kind": placement.desired.value,
@@ -69,7 +68,8 @@ class Orders:
         }
         payload: wire.InitPayload | None = None
         if placement.desired is not Kind.ENSURE_ABSENT:
-            payload = await self.payload(sandbox)
+            sealed = await self._store.read(lambda conn: payloads.get(conn, sandbox.id))
+            payload = self.open(sandbox, sealed) if sealed is not None and not sealed.exposes else None
             content |= {
                 "spec": rows.SPEC.dump_python(sandbox.spec, mode="json"),
                 "nonce": placement.nonce,

@@ -295,10 +295,12 @@ class Sandboxes:
         now = self.clock.now()
         sandbox_id = SandboxId(new_id(Prefix.SANDBOX, self.dice))
         env = {**dict(template.env), **request.env}
+        # A template's own values are in its image's configuration, for everybody who has that.
+        exposes = bool(request.env)
         files: list[dict[str, str]] = []
         if request.e2b_env:
             env, files = _e2b_inside(env, sandbox_id=sandbox_id, team_id=caller.team.id, template_id=template.id)
-        sealed, payload_digest = self.orders.seal(sandbox_id, env=env, files=files)
+        sealed, payload_digest = self.orders.seal(sandbox_id, env=env, files=files, exposes=exposes)
         sandbox = Sandbox(
             id=sandbox_id,
             revision=1,

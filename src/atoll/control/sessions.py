@@ -24,6 +24,7 @@ from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.ids import EpochId
 from atoll.control.answers import Answers
 from atoll.control.consoles import Consoles
+from atoll.control.deliveries import Deliveries
 from atoll.control.directory import Directory
 from atoll.control.enrollment import facts_of
 from atoll.control.hub import Hub
@@ -36,7 +37,7 @@ from atoll.domain.host import LEASE_S, Host
 from atoll.domain.placement import Holding, Report
 from atoll.domain.sandbox import State
 from atoll.planning.reconcile import Facts, Heard
-from atoll.store import facts, hosts, restoring, sandboxes
+from atoll.store import facts, hosts, restoring
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
@@ -94,6 +95,7 @@ class Sessions:
         self._incarnation = incarnation
         self._settling = Settling(reconciler, clock, incarnation)
         self._answers = Answers(store=store, orders=orders, consoles=consoles, incarnation=incarnation)
+        self._deliveries = Deliveries(store, clock, reconciler, orders)
         self._inspection = Inspection()
         self._sessions: dict[str, _Session] = {}
 
@@ -153,20 +155,9 @@ class Sessions:
         )
 
     async def payloads(self, host: Host, message: wire.PayloadsWanted) -> wire.Payloads:
-        """Payloads for an agent that restarted before it delivered them."""
+        """Payloads and tokens that an agent asks for. *Errors*: as `observe`."""
         self._holds(host, message.epoch)
-        found: dict[str, wire.InitPayload] = {}
-        for reference in message.refs:
-            sandbox = await self._store.read(lambda conn, reference=reference: sandboxes.get(conn, reference))  # type: ignore[misc]
-            if sandbox is not None and sandbox.host_id == host.id:
-                payload = await self._orders.payload(sandbox)
-                if payload is not None:
-                    found[reference] = payload
-        loaded = await self._store.read(lambda conn: hosts.load_many(conn, message.placements))
-        tokens: dict[str, str] = {
-            p.id: self._orders.guest_token(p) for p, _ in loaded if p.host_id == host.id and p.holding is not Holding.NONE
-        }
-        return wire.Payloads(payloads=found, guest_tokens=tokens)
+        return await self._deliveries.give(host, message, unless=lambda conn: _taken_over(conn, host, message.epoch))
 
     async def accounts(self, host: Host, message: wire.Accounts) -> wire.AccountsAnswer:
         """What a host has, after the store was taken back to a backup. *Errors*: as `observe`."""
@@ -208,13 +199,6 @@ class Sessions:
             places = (known.placement, *known.older)
             return any(place is not None and place.id == seen.placement_id and place.host_id == host.id for place in places)
 
-        def taken_over(conn: sa.Connection) -> None:
-            now = hosts.session(conn, host.id)
-            if now.credential_version != host.credential_version:
-                raise Refused(Code.CREDENTIAL_REVOKED, "this host was fenced or enrolled anew meanwhile")
-            if now.epoch != epoch:
-                raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host any more")
-
         report = Report(
             seq=seen.seq,
             observed=seen.observed,
@@ -229,7 +213,7 @@ class Sessions:
             seen.sandbox_id,
             Heard(report, ended_by=seen.ended_by, placement_id=seen.placement_id),
             about=meant,
-            unless=taken_over,
+            unless=lambda conn: _taken_over(conn, host, epoch),
         )
         if done is not None and done.changed and done.sandbox.state in (State.PENDING, State.RESERVING):
             await self._reconciler.settle(seen.sandbox_id)
@@ -356,6 +340,15 @@ class Sessions:
             LOG.warning(names.HOST_UNSCHEDULABLE, **what)
         else:
             LOG.info(names.HOST_HEALTH_CHANGED, **what)
+
+
+def _taken_over(conn: sa.Connection, host: Host, epoch: str) -> None:
+    """*Errors*: Refused CREDENTIAL_REVOKED, STALE_AGENT_EPOCH when this run does not speak for the host any more."""
+    now = hosts.session(conn, host.id)
+    if now.credential_version != host.credential_version:
+        raise Refused(Code.CREDENTIAL_REVOKED, "this host was fenced or enrolled anew meanwhile")
+    if now.epoch != epoch:
+        raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host any more")
 
 
 def _health(host: Host) -> _Health:

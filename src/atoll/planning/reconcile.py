@@ -20,7 +20,6 @@ from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind, Wish
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
-from atoll.domain.spec import OnLoss
 from atoll.planning import replacing, restarting
 
 BACKOFF_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0)
@@ -122,7 +121,26 @@ class ReplacementAuthorized:
     statement: str = ""
 
 
-Stimulus = Tick | ReleaseRequested | Placed | HostRefused | NoRoom | Heard | EndMoved | Fenced | HostHeard | ReplacementAuthorized
+@dataclass(frozen=True, slots=True)
+class BootstrapExposed:
+    """What the create brought for its guest is about to leave for this placement's host."""
+
+    placement_id: str
+
+
+Stimulus = (
+    BootstrapExposed
+    | Tick
+    | ReleaseRequested
+    | Placed
+    | HostRefused
+    | NoRoom
+    | Heard
+    | EndMoved
+    | Fenced
+    | HostHeard
+    | ReplacementAuthorized
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +180,7 @@ def advance(facts: Facts, stimulus: Stimulus, *, now: float) -> Outcome | None:
             return _refused(facts, stimulus, now)
         case NoRoom():
             return _no_room(facts, stimulus, now)
-        case EndMoved() | HostHeard() | ReplacementAuthorized():
+        case EndMoved() | HostHeard() | ReplacementAuthorized() | BootstrapExposed():
             return _noted(facts, stimulus, now)
         case Fenced():
             return _fenced(facts, stimulus, now)
@@ -314,7 +332,7 @@ def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: f
     reason = str((heard.report.reason if heard else None) or Code.PLACEMENT_LOST)
     detail = heard.report.detail if heard else None
     ended = heard.ended_by if heard else None
-    replaced = _replacement(sandbox, ended=ended, fenced=heard is None, detail=detail, now=now)
+    replaced = replacing.after_loss(sandbox, ended=ended, fenced=heard is None, detail=detail, now=now)
     if replaced is not None:
         return Outcome(replaced, placement, (gone, *_replacement_notes(replaced, reason)))
     releasing = replace(
@@ -326,17 +344,6 @@ def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: f
         release_requested_at=now,
     )
     return _ended(releasing, placement, (gone,), now)
-
-
-def _replacement(sandbox: Sandbox, *, ended: str | None, fenced: bool, detail: str | None, now: float) -> Sandbox | None:
-    """The next generation of a sandbox whose placement is gone, at once or after somebody's word; None: it ends."""
-    if sandbox.state is State.PROVISIONING:
-        if not replacing.may_replace(sandbox) or ended in ("end_at", "lease"):
-            return None
-        return replacing.next_generation(sandbox, now=now, detail=detail)
-    if sandbox.state not in replacing.SETTLED or sandbox.spec.on_loss is not OnLoss.REPLACE or ended in ("end_at", "exit"):
-        return None
-    return (replacing.next_generation if fenced else replacing.waiting_for_word)(sandbox, now=now, detail=detail)
 
 
 def _replacement_notes(after: Sandbox, reason: str) -> tuple[Note, ...]:
@@ -449,7 +456,7 @@ def _erred(facts: Facts, placement: Placement, ended_by: str | None, now: float)
     if sandbox.state is State.RESUMING and restarting.begins_again(sandbox, placement):
         again = _restarting(sandbox, placement, now)
         return replace(again, notes=(note, *again.notes))
-    if sandbox.state is State.PROVISIONING and replacing.may_replace(sandbox):
+    if sandbox.state is State.PROVISIONING and (replacing.may_replace(sandbox) or replacing.needs_word(sandbox)):
         return _away_first(sandbox, placement, str(reason), (note,), now)
     if ended_by in ENDS:
         # Its agent is ending it already and cannot clean up: that it does not go away is not why it ends.
@@ -477,7 +484,7 @@ def _away_first(sandbox: Sandbox, placement: Placement, reason: str, notes: tupl
     return Outcome(waiting, away, notes)
 
 
-def _noted(facts: Facts, stimulus: EndMoved | HostHeard | ReplacementAuthorized, now: float) -> Outcome | None:
+def _noted(facts: Facts, stimulus: EndMoved | HostHeard | ReplacementAuthorized | BootstrapExposed, now: float) -> Outcome | None:
     """Words from outside that neither host nor guest has said."""
     match stimulus:
         case EndMoved():
@@ -486,6 +493,16 @@ def _noted(facts: Facts, stimulus: EndMoved | HostHeard | ReplacementAuthorized,
             return _host_heard(facts, stimulus)
         case ReplacementAuthorized():
             return _authorized(facts, stimulus, now)
+        case BootstrapExposed():
+            return _exposed(facts, stimulus)
+
+
+def _exposed(facts: Facts, stimulus: BootstrapExposed) -> Outcome | None:
+    sandbox = facts.sandbox
+    if sandbox.bootstrap_exposed or not _is(facts.placement, stimulus.placement_id):
+        return None
+    note = Note(ev.SANDBOX_BOOTSTRAP_EXPOSED, {"placement_id": stimulus.placement_id})
+    return Outcome(replace(sandbox, bootstrap_exposed=True), facts.placement, (note,))
 
 
 def _authorized(facts: Facts, stimulus: ReplacementAuthorized, now: float) -> Outcome | None:
@@ -556,7 +573,8 @@ def _late(facts: Facts, now: float) -> Outcome | None:
     reason = str(_LATE.get(seen, Code.GUEST_BOOT_TIMEOUT))
     missed = Note(ev.SANDBOX_DEADLINE_MISSED, {"state": sandbox.state.value, "observed": seen.value, "reason": reason})
     late = replace(sandbox, conditions=sandbox.conditions | {Condition.DEADLINE_MISSED})
-    if placement is not None and sandbox.state is State.PROVISIONING and replacing.may_replace(sandbox):
+    again = replacing.may_replace(sandbox) or replacing.needs_word(sandbox)
+    if placement is not None and sandbox.state is State.PROVISIONING and again:
         return _away_first(late, placement, reason, (missed,), now)
     released = _release(replace(facts, sandbox=late), ReleaseRequested(reason, failing=True), now)
     assert released is not None

@@ -1,7 +1,7 @@
 """Replacement: when a new generation may take the place of one that is lost, and what it takes along.
 
-Theory of operation. Before a guest has answered, and while nothing of its bootstrap was exposed, a new generation begins by itself as soon
-as the old one is seen gone. After that, nobody but the outside world knows what the old guest may still do: it holds what it was given. So
+Theory of operation. Before a guest has answered, and while nothing of its bootstrap was exposed (no byte of an environment has left for its
+host, `store/payloads.py`), a new generation begins by itself as soon as the old one is seen gone. After that, nobody but the outside world knows what the old guest may still do: it holds what it was given. So
 a sandbox whose class says `on_loss: replace` waits with REPLACEMENT_BLOCKED, until an operator has fenced the host or the client has
 certified that the old guest's authority was revoked. The certificate is the client's word about the outside; it is none about the host: what
 the old placement holds stays held until it is seen gone or fenced (`Sandbox.unseen` counts such placements).
@@ -27,6 +27,11 @@ SETTLED: Final = frozenset({State.READY, State.PAUSING, State.PAUSED, State.SUSP
 def may_replace(sandbox: Sandbox) -> bool:
     """Automatic replacement: only while the guest never reported ready, no bootstrap payload was exposed, and attempts are left."""
     return sandbox.started_at is None and not sandbox.bootstrap_exposed and sandbox.attempts < sandbox.spec.attempts_max
+
+
+def needs_word(sandbox: Sandbox) -> bool:
+    """Whether a start that fails is to be followed by another one, but only once somebody has said so: its guest may have been given power."""
+    return sandbox.state is State.PROVISIONING and sandbox.bootstrap_exposed and sandbox.spec.on_loss is OnLoss.REPLACE
 
 
 def wanted(sandbox: Sandbox, placement: Placement | None) -> bool:
@@ -72,8 +77,19 @@ def next_generation(sandbox: Sandbox, *, now: float, detail: str | None) -> Sand
 
 def waiting_for_word(sandbox: Sandbox, *, now: float, detail: str | None) -> Sandbox:
     """As `next_generation`, but nothing is placed before somebody says so; its end comes all the same."""
-    return replace(
-        next_generation(sandbox, now=now, detail=detail),
-        conditions=sandbox.conditions - {Condition.UNREACHABLE} | {Condition.REPLACEMENT_BLOCKED},
-        deadline_at=sandbox.end_at,
-    )
+    fresh = next_generation(sandbox, now=now, detail=detail)
+    return replace(fresh, conditions=fresh.conditions | {Condition.REPLACEMENT_BLOCKED}, deadline_at=sandbox.end_at)
+
+
+def after_loss(sandbox: Sandbox, *, ended: str | None, fenced: bool, detail: str | None, now: float) -> Sandbox | None:
+    """The next generation of a sandbox whose placement is gone, at once or after somebody's word; None: it ends."""
+    exposed = needs_word(sandbox)
+    if sandbox.state is State.PROVISIONING and not exposed:
+        if not may_replace(sandbox) or ended in ("end_at", "lease"):
+            return None
+        return next_generation(sandbox, now=now, detail=detail)
+    if exposed and ended != "end_at":
+        return (next_generation if fenced else waiting_for_word)(sandbox, now=now, detail=detail)
+    if sandbox.state not in SETTLED or sandbox.spec.on_loss is not OnLoss.REPLACE or ended in ("end_at", "exit"):
+        return None
+    return (next_generation if fenced else waiting_for_word)(sandbox, now=now, detail=detail)

@@ -23,9 +23,10 @@ from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.planning import placing
 from atoll.planning.placing import Advert
 from atoll.planning.reconcile import Facts, HostRefused, Note, Outcome, Placed, Stimulus, advance
-from atoll.store import hints, rows, tallies
+from atoll.store import hints, payloads, rows, tallies
 from atoll.store.engine import Stale
-from atoll.store.tables import EVENTS, HOSTS, PAYLOADS, PLACEMENTS, SANDBOXES
+from atoll.store.payloads import Sealed
+from atoll.store.tables import EVENTS, HOSTS, PLACEMENTS, SANDBOXES
 
 NewId = Callable[[], str]
 
@@ -52,7 +53,6 @@ _FACTS_OF_MANY: Final = (
 )
 _HOST_LOCKED: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")).with_for_update()
 _NEW_SANDBOX: Final = sa.insert(SANDBOXES)
-_NEW_PAYLOAD: Final = sa.insert(PAYLOADS)
 _NEW_PLACEMENT: Final = sa.insert(PLACEMENTS)
 _NEW_EVENT: Final = sa.insert(EVENTS)
 _CHANGED_SANDBOX: Final = sa.update(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id"), SANDBOXES.c.revision == sa.bindparam("read"))
@@ -62,7 +62,6 @@ _CHANGED_PLACEMENT: Final = sa.update(PLACEMENTS).where(
     PLACEMENTS.c.desired_revision == sa.bindparam("of_desired"),
     PLACEMENTS.c.holding == sa.bindparam("of_holding"),
 )
-_NO_PAYLOAD: Final = sa.delete(PAYLOADS).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def _facts(conn: sa.Connection, row: sa.RowMapping) -> Facts:
     return Facts(sandbox, placement, tuple(rows.placement(one) for one in older))
 
 
-def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: bytes | None, event_id: str, request_id: str | None = None) -> None:
+def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: Sealed | None, event_id: str, request_id: str | None = None) -> None:
     """A new sandbox with its sealed payload and first event. *Errors*: IntegrityError when its request id is taken."""
     conn.execute(
         _NEW_SANDBOX,
@@ -115,7 +114,7 @@ def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: bytes | None, even
     )
     tallies.made(conn, sandbox)
     if payload is not None:
-        conn.execute(_NEW_PAYLOAD, {"sandbox_id": sandbox.id, "sealed": payload})
+        payloads.add(conn, sandbox.id, payload)
     accepted = Note(history.SANDBOX_ACCEPTED, {"template": sandbox.spec.image_name, "class": sandbox.spec.class_name})
     record(conn, sandbox, None, (accepted,), at=sandbox.created_at, ids=lambda: event_id, request_id=request_id)
 
@@ -190,8 +189,10 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
         after = _update(conn, before, after)
         hints.sandbox(conn, after.id)
         if after.state in TERMINAL:
-            conn.execute(_NO_PAYLOAD, {"of_id": after.id})
+            payloads.drop(conn, after.id)
             tallies.ended(conn, after)
+    if after.bootstrap_exposed and placement is not None and placement.ready and placement.id in was and not was[placement.id].ready:
+        payloads.received(conn, after, placement)
     record(conn, after, placement, outcome.notes, at=now, ids=ids, request_id=request_id)
     holding_before = facts.placement.holding if facts.placement else Holding.NONE
     return Committed(

@@ -13,7 +13,7 @@ from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.store import hints, rows, schema
 from atoll.store.engine import Stale
-from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOST_EPOCHS, HOSTS, PAYLOADS, PLACEMENTS, REVOKED_CREDENTIALS, SANDBOXES
+from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOST_EPOCHS, HOSTS, PLACEMENTS, REVOKED_CREDENTIALS, SANDBOXES
 
 # Made once: a poll runs most of them, and to make one costs twice as much as to run it.
 _BY_ID: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
@@ -42,7 +42,6 @@ _REVOKED: Final = sa.insert(REVOKED_CREDENTIALS).from_select(
         HOSTS.c.id == sa.bindparam("of_id"), HOSTS.c.credential_digest.is_not(None), HOSTS.c.credential_digest != sa.bindparam("kept")
     ),
 )
-_PAYLOAD: Final = sa.select(PAYLOADS.c.sealed).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id"))
 
 
 def all_hosts(conn: sa.Connection) -> Sequence[Host]:
@@ -251,12 +250,6 @@ def gone_or_unknown(conn: sa.Connection, host_id: str, placement_ids: Sequence[s
     }
     gone = {p: revision for p, (holding, revision) in found.items() if holding == Holding.NONE.value}
     return gone, {p for p in placement_ids if p not in found}
-
-
-def payload(conn: sa.Connection, sandbox_id: str) -> bytes | None:
-    """A sandbox's sealed payload."""
-    sealed: bytes | None = conn.execute(_PAYLOAD, {"of_id": sandbox_id}).scalar_one_or_none()
-    return sealed
 
 
 def placements_held(conn: sa.Connection, host_id: str) -> int:

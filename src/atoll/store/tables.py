@@ -258,6 +258,10 @@ PAYLOADS: Final = sa.Table(
     METADATA,
     sa.Column("sandbox_id", sa.Text, sa.ForeignKey("sandboxes.id"), primary_key=True),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
+    sa.Column("exposes", sa.Boolean, nullable=False, server_default=sa.true()),
+    sa.Column("delivery", sa.Text),
+    sa.Column("delivered_to", sa.Text),
+    sa.Column("receipt", sa.Text),
 )
 
 EVENTS: Final = sa.Table(

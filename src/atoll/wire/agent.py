@@ -8,7 +8,7 @@
 | POST /agent/v1/observe | at once | observations that cannot wait for the poll |
 | POST /agent/v1/collected | at once | the end of a guest's console that control asked for |
 | POST /agent/v1/accounts | at once | what the host has, for a control whose store was taken back to a backup |
-| POST /agent/v1/payloads | at once | sealed payloads by reference, for an agent that restarted before it delivered them |
+| POST /agent/v1/payloads | at once | payloads by reference, when their guests are there to take them; guest tokens, for a run that has lost them |
 
 Everything that expires travels as remaining seconds, counted on CLOCK_BOOTTIME from when the agent *sent* the request.
 Errors: `{"code": <base.errors.Code>, "message", "hint"}` with 401 (credential), 409 (STALE_*, OVERLAPPING_*), 400, 413, 429, 503.
@@ -252,7 +252,7 @@ class PollAnswer(Message):
     commands: list[Command] = Field(default_factory=list, max_length=COMMANDS_PER_POLL_MAX)
     ends: list[End] = Field(default_factory=list)
     payloads: dict[str, InitPayload] = Field(default_factory=dict)
-    """payload_ref → payload, for the commands of this answer."""
+    """payload_ref → payload, for commands of this answer whose payload gives no power outside. Others are asked for: see /payloads."""
     acknowledged: dict[str, int] = Field(default_factory=dict)
     """placement_id → highest sequence number that control has committed."""
     forget: list[str] = Field(default_factory=list)
@@ -296,6 +296,8 @@ class Payloads(Message):
     """Answer of /payloads: what was asked for and is still wanted."""
 
     payloads: dict[str, InitPayload] = Field(default_factory=dict)
+    refused: list[str] = Field(default_factory=list, max_length=COMMANDS_PER_POLL_MAX)
+    """References whose payload was given to another run, or is a guest's already: nobody gets it again."""
     guest_tokens: dict[str, str] = Field(default_factory=dict, repr=False)
     """placement_id → JWT of scope control, as in `Command.guest_token`."""
 

@@ -84,6 +84,7 @@ TABLE: Final[Mapping[Code, Row]] = {
     Code.RUNTIME_MISSING: _START,
     Code.HOST_DISK_FULL: _START,
     Code.PLACEMENT_LOST: _START,
+    Code.BOOTSTRAP_DELIVERED: _START,
     Code.END_REACHED: _START,
     Code.LEASE_EXPIRED: _START,
     Code.RELEASE_REQUESTED: Row(409, e2b_code="sandbox_create_failed", retry=False),

@@ -100,6 +100,9 @@ class Ledger:
         was, now = sb.State(before["state"]), sb.State(after["state"])
         if after["generation"] < before["generation"]:
             raise Violated(f"{name} went back from generation {before['generation']} to {after['generation']}")
+        if after["generation"] > before["generation"] and before["bootstrap_exposed"]:
+            # None of the simulated classes replaces what is lost, so nobody's word can be behind it.
+            raise Violated(f"{name} is begun again by itself after its bootstrap was exposed")
         if was != now and now not in _AFTER.get(was, set()):
             raise Violated(f"{name} went from {was} to {now}")
         if (was, now) in _BACK and after["generation"] != before["generation"] + 1:

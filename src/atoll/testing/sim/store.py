@@ -30,7 +30,9 @@ Row = Mapping[str, Any]
 
 _TRIES: Final = 12
 _WATCHED: Final[Mapping[str, tuple[str, ...]]] = {
-    "sandboxes": ("id", "revision", "state", "generation", "placement_id", "host_id", "reason", "end_at", "started_at", "request_id"),
+    "sandboxes": (
+        "id", "revision", "state", "generation", "placement_id", "host_id", "reason", "end_at", "started_at", "request_id", "bootstrap_exposed",
+    ),
     "placements": (
         "id", "sandbox_id", "host_id", "generation", "holding", "held_cpu_millis", "held_memory_mib", "held_disk_mib", "held_slots",
         "desired", "desired_revision", "observed", "seq", "applied_revision", "ready", "address",

@@ -108,6 +108,8 @@ def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None
         ):
             raise Violated(f"{record.placement_id} was given a token of {said['plc']}")
         row = world.ledger.sandboxes[record.sandbox_id]
+        if init.env and not row["bootstrap_exposed"]:
+            raise Violated(f"{record.placement_id} was given what nobody has written down as exposed")
         if init.env.get("SECRET") != f"{CANARY}-{row['request_id']}" and row["request_id"] is not None:
             raise Violated(f"{record.placement_id} was given the environment of another")
         again = world.scenario.on_exit == "restart" and record.placement_id in world.history.ended
@@ -204,6 +206,7 @@ _REASONS: Final[dict[str, Callable[[World, Row, Promise | None, Host | None], Wh
     Code.END_REACHED: _at_its_end,
     Code.LEASE_EXPIRED: _lease_ran_out,
     Code.GUEST_EXITED: _guest_ended,
+    Code.BOOTSTRAP_DELIVERED: _after(Kind.AGENT_CRASH, Kind.REBOOT, Kind.VANISH),
     Code.PLACEMENT_LOST: _lost,
     Code.HOST_QUARANTINED: _quarantined,
     Code.GUEST_BOOT_TIMEOUT: _after(*_SLOW),

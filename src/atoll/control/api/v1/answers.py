@@ -36,6 +36,7 @@ def sandbox(
         "reason": one.reason,
         "detail": one.detail,
         "conditions": sorted(condition.value for condition in one.conditions),
+        "bootstrapExposed": one.bootstrap_exposed,
         "template": {"id": spec.template_id, "name": spec.image_name},
         "class": spec.class_name,
         "isolation": spec.isolation.value,

@@ -214,6 +214,7 @@ class Usage(Outgoing):
 class Sandbox(Outgoing):
     """A sandbox. `reason` says why it ends or ended. Its ports are at `{port}-{id}.{domain}`, or at the edge with the headers
     `E2b-Sandbox-Id` and `E2b-Sandbox-Port`. The tokens are in answers about one sandbox that has not ended, never in lists.
+    `bootstrap_exposed`: what the create brought (its environment) has left for the present generation's guest.
     """
 
     id: str
@@ -224,6 +225,7 @@ class Sandbox(Outgoing):
     reason: str | None
     detail: str | None
     conditions: list[Condition]
+    bootstrap_exposed: bool
     template: TemplateRef
     class_name: Annotated[str, Field(alias="class")]
     isolation: Isolation
