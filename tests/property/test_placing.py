@@ -14,7 +14,7 @@ from atoll.base.units import ZERO, Vector
 from atoll.domain.host import Admin
 from atoll.domain.spec import PlacementPolicy, Spec
 from atoll.planning.fleet import Fleet
-from atoll.planning.placing import Advert, candidates, drawing, explain, objections, refusal, ring
+from atoll.planning.placing import Advert, candidates, drawing, explain, refusal, ring
 from tests.builders import IMAGE, NOW, host, spec
 
 vectors = st.builds(Vector, st.integers(0, 4000), st.integers(0, 2048), st.integers(0, 8192), st.integers(0, 4))
@@ -78,7 +78,7 @@ def test_a_host_never_grants_more_than_it_has(capacity: Vector, steps: list[tupl
         assert capacity.lacks(sum(granted, ZERO)) == []
 
 
-def expected(known: list[Advert], asked: Spec, sandbox_id: str, *, excluded: list[str], origin: str | None) -> str | None:
+def expected(known: list[Advert], asked: Spec, sandbox_id: str, *, excluded: list[str]) -> str | None:
     """What the fleet must answer, by looking at every host."""
 
     def drawn(fit: Sequence[Advert]) -> Sequence[Advert]:
@@ -86,9 +86,6 @@ def expected(known: list[Advert], asked: Spec, sandbox_id: str, *, excluded: lis
         order = [circle[number] for number in drawing(len(circle), sandbox_id)]
         return [advert for advert in order if advert in fit][: asked.placement_choices]
 
-    pinned = [a for a in known if origin == a.host.id and a.host.id not in excluded and not objections(a, asked, now=NOW)]
-    if pinned and asked.require_host is None:
-        return str(pinned[0].host.id)
     found = candidates(known, asked, sandbox_id=sandbox_id, now=NOW, excluded=excluded, draw=drawn)
     return found[0].host_id if found else None
 
@@ -100,13 +97,13 @@ def test_the_fleet_answers_as_if_it_had_looked_at_every_host(
 ) -> None:
     ids = [str(advert.host.id) for advert in known]
     excluded = data.draw(st.lists(st.sampled_from(ids), unique=True)) if ids else []
-    origin = data.draw(st.sampled_from([None, *ids]))
     pin = data.draw(st.sampled_from([None, None, None, "nobody", *ids, *(a.host.name for a in known)]))
-    asked = replace(asked, require_host=pin)
+    preferred = data.draw(st.sampled_from([None, "nobody", *ids, *(a.host.name for a in known)]))
+    asked = replace(asked, require_host=pin, prefer_host=preferred)
     fleet = Fleet()
     fleet.load(known)
-    chosen = fleet.choose(asked, sandbox_id=sandbox_id, now=NOW, excluded=excluded, origin=origin)
-    assert chosen == expected(known, asked, sandbox_id, excluded=excluded, origin=origin)
+    chosen = fleet.choose(asked, sandbox_id=sandbox_id, now=NOW, excluded=excluded)
+    assert chosen == expected(known, asked, sandbox_id, excluded=excluded)
     assert fleet.summary(asked, now=NOW) == str(explain(known, asked, sandbox_id=sandbox_id, now=NOW))
 
 
@@ -146,7 +143,7 @@ def test_a_fleet_that_was_changed_is_as_one_that_was_made_so(known: list[Advert]
     for pin in pins:
         wanted = replace(asked, require_host=pin)
         answer = fleet.choose(wanted, sandbox_id="i1", now=NOW)
-        assert answer == expected(list(present.values()), wanted, "i1", excluded=[], origin=None)
+        assert answer == expected(list(present.values()), wanted, "i1", excluded=[])
 
 
 def test_traits_of_hosts_that_have_gone_are_forgotten() -> None:

@@ -98,6 +98,14 @@ async def test_a_pinned_sandbox_goes_there_or_nowhere(world: World, agent: Agent
     assert nowhere["detail"] == "2 host(s): OTHER_HOST_REQUIRED x2"
 
 
+async def test_a_preferred_host_is_asked_first(world: World, agent: Agent) -> None:
+    others = await hosts(world, "second", "third")
+    for name, meant in ((others[1].host_id, others[1]), ("second", others[0]), ("local", agent)):
+        shown = await world.show(await world.accept(preferHost=name))
+        assert shown["placement"]["hostId"] == meant.host_id, name
+    assert (await world.show(await world.accept(preferHost="nobody")))["placement"] is not None
+
+
 async def test_a_refusal_corrects_the_directory(world: World, agent: Agent) -> None:
     """As on a replica that has not heard of what another one placed."""
     directory = world.running.reconciler.directory

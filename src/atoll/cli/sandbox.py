@@ -40,6 +40,7 @@ def create(  # noqa: PLR0913, PLR0917 - a command has as many options as it need
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for every process inside.")] = None,
     metadata: Annotated[list[str] | None, typer.Option("--metadata", "-m", help="NAME=VALUE to find it by.")] = None,
     no_internet: Annotated[bool, typer.Option("--no-internet", help="No way out of the sandbox.")] = False,
+    prefer_host: Annotated[str | None, typer.Option(help="Ask this host first, where caches of earlier work are.")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Answer when it is accepted, not when it is ready.")] = False,
     request_id: Annotated[str | None, typer.Option(help="Repeating a create with the same id gives the same sandbox.")] = None,
     shell: Annotated[bool, typer.Option("--shell", help="Open a terminal in it at once.")] = False,
@@ -66,6 +67,7 @@ def create(  # noqa: PLR0913, PLR0917 - a command has as many options as it need
             metadata=arguments.pairs(metadata, what="metadata"),
             env=arguments.pairs(env, what="environment variable"),
             internet=False if no_internet else None,
+            prefer_host=prefer_host,
             wait=not no_wait,
         )
         if as_json:

@@ -74,6 +74,7 @@ class Api:
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         internet: bool | None = None,
+        prefer_host: str | None = None,
         wait: bool = True,
     ) -> Json:
         """Create a sandbox. *Idempotency*: the same `request_id` and content give the same sandbox. *Units*: size in cpuMillis, memoryMib, diskMib."""
@@ -92,6 +93,8 @@ class Api:
             body["env"] = dict(env)
         if internet is not None:
             body["network"] = {"internet": internet}
+        if prefer_host is not None:
+            body["preferHost"] = prefer_host
         return self._call("POST", "/v1/sandboxes", json=body)
 
     def sandboxes(

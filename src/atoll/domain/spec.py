@@ -112,6 +112,8 @@ class Spec:
     regions: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     require_host: str | None = None
+    prefer_host: str | None = None
+    """By id or name: the one to ask first where it fits, for instance where an earlier sandbox of the same work has left its caches."""
     reserve_s: float = 10.0
     image_s: float = 600.0
     guest_ready_s: float = 60.0

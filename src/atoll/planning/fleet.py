@@ -1,7 +1,7 @@
 """The fleet: every host that is known, kept so that a decision over ten thousand of them looks at a few.
 
 Theory of operation. Hosts lie in one list by (free memory, free CPU, place on the circle): `pack` begins where the memory suffices and takes
-the first that fits; among equals it begins behind the sandbox's own place on the circle. What a host is (arch, labels, isolations...) is
+the first that fits; equals lie side by side, and are looked at in the order of their turns. What a host is (arch, labels, isolations...) is
 interned as a trait, and what a class asks of hosts is asked of each trait once. Hosts that hold an image are known by image, so that they
 can be asked first. `spread` draws from a list that is ordered by the circle. In each case the answer is that of `placing.candidates`, which the tests hold it
 to. Nothing here grants anything, and nothing here knows the time or chance.
@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 from atoll.domain.host import SUSPECT_AFTER_S, Host
@@ -137,11 +137,11 @@ class Fleet:
             if self.get(advert.host.id) != advert:
                 self.put(advert)
 
-    def choose(self, spec: Spec, *, sandbox_id: str, now: float, excluded: Collection[str] = (), origin: str | None = None) -> str | None:
+    def choose(self, spec: Spec, *, sandbox_id: str, now: float, excluded: Collection[str] = ()) -> str | None:
         """The host to ask first; None when no host fits."""
         suited = self._suitable(spec)
         fits = _fitting(spec, suited, now=now, excluded=frozenset(excluded))
-        pinned = spec.require_host if spec.require_host is not None else origin
+        pinned = spec.require_host if spec.require_host is not None else spec.prefer_host
         if pinned is not None:
             entry = self._entries.get(pinned) or self._entries.get(self._names.get(pinned, ""))
             if entry is not None and fits(entry):
@@ -208,24 +208,35 @@ class Fleet:
         return [self._entries[host_id] for trait in suited for host_id in self._members[trait]]
 
     def _of_few(self, fit: list[_Entry], spec: Spec, sandbox_id: str) -> str | None:
-        if spec.placement_policy is PlacementPolicy.SPREAD and len(fit) > spec.placement_choices:
-            names = {entry.advert.host.id for entry in fit}
-            drawn = (self._circle[number] for number in placing.drawing(len(self._circle), sandbox_id))
-            return self._best_drawn((entry for _, host_id, entry in drawn if host_id in names), spec, sandbox_id)
-        return self._best((entry.advert for entry in fit), spec, sandbox_id)
+        if spec.placement_policy is PlacementPolicy.SPREAD and fit:
+            turn, circle = placing.turns(len(self._circle), sandbox_id), self._circle
+            fit.sort(key=lambda entry: turn(bisect_left(circle, (entry.place, entry.advert.host.id))))
+            return self._best_drawn(fit, spec)
+        held = [entry for entry in fit if spec.image in entry.advert.host.images]
+        return self._fullest(held or fit, sandbox_id)
 
-    @staticmethod
-    def _best(adverts: Iterable[Advert], spec: Spec, sandbox_id: str) -> str | None:
-        best = min(adverts, key=lambda advert: placing.score(advert, spec, sandbox_id=sandbox_id), default=None)
-        return best.host.id if best is not None else None
+    def _fullest(self, fit: list[_Entry], sandbox_id: str) -> str | None:
+        """Of these, the one with the least memory, then CPU left; among equals, whose turn is first among all that have as much."""
+        if not fit:
+            return None
+        least = min((entry.memory_mib, entry.cpu_millis) for entry in fit)
+        equal = [entry for entry in fit if entry.memory_mib == least[0] and entry.cpu_millis == least[1]]
+        order, (memory, cpu, *_) = self._order, equal[0].key
+        first = bisect_left(order, (memory, cpu))
+        after = bisect_left(order, (memory, cpu + 1), first)
+        turn = placing.turns(after - first, sandbox_id)
+        best = min(
+            equal, key=lambda entry: turn(bisect_left(order, (memory, cpu, entry.place, entry.advert.host.id), first, after) - first)
+        )
+        return best.advert.host.id
 
     def _pack(self, spec: Spec, fits: _Fits, sandbox_id: str) -> str | None:
-        """By image, memory left, CPU left and distance."""
+        """By image, memory left, CPU left and turn."""
         holders: Collection[str] = self._holders.get(spec.image, ())
         few = len(holders) * _FEW <= len(self._entries)
         if few:
             held = (self._entries[host_id] for host_id in holders)
-            best = self._best((entry.advert for entry in held if fits(entry)), spec, sandbox_id)
+            best = self._fullest([entry for entry in held if fits(entry)], sandbox_id)
             if best is not None:
                 return best
         order, second = self._order, -1
@@ -239,23 +250,26 @@ class Fleet:
         return self._among_equals(second, fits, sandbox_id) if second >= 0 else None
 
     def _among_equals(self, at: int, fits: _Fits, sandbox_id: str) -> str:
-        """Of those with as much free as the one at `at`, the first that fits behind the sandbox's own place on the circle."""
+        """Of those with as much free as the one at `at`, the one that fits whose turn is first."""
         order, (memory, cpu, _, host_id, _) = self._order, self._order[at]
         first = bisect_left(order, (memory, cpu))
         after = bisect_left(order, (memory, cpu + 1), at)
-        begin = bisect_left(order, (memory, cpu, placing.ring(sandbox_id)), first, after)
-        for number in chain(range(begin, after), range(first, begin)):
-            if fits(order[number][4]):
-                return order[number][3]
+        for number in placing.drawing(after - first, sandbox_id):
+            if fits(order[first + number][4]):
+                return order[first + number][3]
         return host_id
 
     def _spread(self, spec: Spec, fits: _Fits, sandbox_id: str) -> str | None:
         circle = self._circle
         drawn = (circle[number][2] for number in placing.drawing(len(circle), sandbox_id))
-        return self._best_drawn((entry for entry in drawn if fits(entry)), spec, sandbox_id)
+        return self._best_drawn((entry for entry in drawn if fits(entry)), spec)
 
-    def _best_drawn(self, fit: Iterable[_Entry], spec: Spec, sandbox_id: str) -> str | None:
-        return self._best((entry.advert for entry in islice(fit, spec.placement_choices)), spec, sandbox_id)
+    @staticmethod
+    def _best_drawn(fit: Iterable[_Entry], spec: Spec) -> str | None:
+        """Of the first that were drawn; equals in the order in which they were."""
+        drawn = enumerate(islice(fit, spec.placement_choices))
+        best = min(drawn, key=lambda one: placing.score(one[1].advert, spec, turn=one[0]), default=None)
+        return best[1].advert.host.id if best is not None else None
 
     def _forget_traits(self) -> None:
         """Of hosts that have gone or become others; otherwise they would outnumber the living in time."""

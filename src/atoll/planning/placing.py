@@ -1,8 +1,9 @@
 """Placement: which hosts may hold a sandbox, in which order they are asked, and why the others may not.
 
-Theory of operation. A host that no filter objects to is a candidate. `candidates` orders them by the score of DESIGN: origin host first,
-image held, then by policy (`pack`: least memory left, least CPU left; `spread`: of a few that are drawn, the most left), then a stable
-distance between sandbox and host, so that racing sandboxes spread their ties. What a host has free is a hint here: only its own record
+Theory of operation. A host that no filter objects to is a candidate. `candidates` orders them by the score of DESIGN: the preferred (origin) host first,
+image held, then by policy (`pack`: least memory left, least CPU left; `spread`: of a few that are drawn, the most left), then by whose turn
+it is: equal hosts lie in one order for everybody (`ring`), and each sandbox begins at another of them and goes on by a step of its own, so that
+racing sandboxes spread their ties, and each equal host is as often the first. What a host has free is a hint here: only its own record
 grants (`refusal`, read with its row locked). This module says what is right for any number of hosts; `fleet.py` gives the same answer
 without looking at each of ten thousand.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -121,11 +122,6 @@ def ring(name: str) -> int:
     return int.from_bytes(hashlib.blake2s(name.encode(), digest_size=8).digest(), "big")
 
 
-def distance(sandbox_id: str, host_id: str) -> int:
-    """How far a host lies after a sandbox on the circle: the same for everybody, and another order for each sandbox."""
-    return (ring(host_id) - ring(sandbox_id)) % 2**64
-
-
 def candidates(
     adverts: Iterable[Advert],
     spec: Spec,
@@ -133,40 +129,69 @@ def candidates(
     sandbox_id: str,
     now: float,
     excluded: Collection[str] = (),
-    origin: str | None = None,
     draw: Callable[[Sequence[Advert]], Sequence[Advert]] | None = None,
 ) -> list[Candidate]:
-    """Hosts to ask, best first. `draw` takes of all that fit those that `spread` compares; None: all of them."""
-    fit = [advert for advert in adverts if advert.host.id not in excluded and not objections(advert, spec, now=now)]
+    """Hosts to ask, best first. `draw` takes of all that fit those that `spread` compares beside the preferred one; None: all of them."""
+    known = list(adverts)
+    fit = [advert for advert in known if advert.host.id not in excluded and not objections(advert, spec, now=now)]
     if spec.placement_policy is PlacementPolicy.SPREAD and draw is not None:
-        fit = list(draw(fit))
-    found = [Candidate(advert.host.id, score(advert, spec, sandbox_id=sandbox_id, origin=origin)) for advert in fit]
+        preferred = [advert for advert in fit if spec.prefer_host in (advert.host.id, advert.host.name)]
+        fit = [*preferred, *(advert for advert in draw(fit) if advert not in preferred)]
+        when: dict[str, int] = {advert.host.id: number for number, advert in enumerate(fit)}
+    else:
+        when = _turns(known, sandbox_id)
+    found = [Candidate(advert.host.id, score(advert, spec, turn=when[advert.host.id])) for advert in fit]
     return sorted(found, key=lambda candidate: candidate.score)
 
 
-def score(advert: Advert, spec: Spec, *, sandbox_id: str, origin: str | None = None) -> tuple[int, int, int, int, int]:
-    """What candidates are ordered by; the smallest is asked first."""
+def score(advert: Advert, spec: Spec, *, turn: int) -> tuple[int, int, int, int, int]:
+    """What candidates are ordered by; the smallest is asked first. `turn`: among hosts with as much left."""
     host, left = advert.host, advert.free - spec.vector()
     sign = 1 if spec.placement_policy is PlacementPolicy.PACK else -1
     return (
-        0 if host.id == origin else 1,
+        0 if spec.prefer_host in (host.id, host.name) else 1,
         0 if spec.image in host.images else 1,
         sign * left.memory_mib,
         sign * left.cpu_millis,
-        distance(sandbox_id, host.id),
+        turn,
     )
+
+
+def _turns(adverts: Iterable[Advert], sandbox_id: str) -> dict[str, int]:
+    """Each host's turn among all that have as much memory and CPU free as it has, whether they fit or not."""
+    equals: defaultdict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
+    for advert in adverts:
+        equals[advert.free.memory_mib, advert.free.cpu_millis].append((ring(advert.host.id), advert.host.id))
+    found: dict[str, int] = {}
+    for group in equals.values():
+        turn = turns(len(group), sandbox_id)
+        found.update((host_id, turn(index)) for index, (_, host_id) in enumerate(sorted(group)))
+    return found
+
+
+def _walk(count: int, sandbox_id: str) -> tuple[int, int]:
+    """Where a sandbox begins among so many, and how far it goes with each step: to each of them, once."""
+    at = ring(sandbox_id)
+    step = 1 + (at >> 32) % count
+    while math.gcd(step, count) != 1:
+        step += 1
+    return at % count, step
 
 
 def drawing(count: int, sandbox_id: str) -> Iterator[int]:
     """Numbers below `count`, each once, in an order of this sandbox's own."""
     if count <= 0:
         return
-    at = ring(sandbox_id)
-    first, step = at % count, 1 + (at >> 32) % count
-    while math.gcd(step, count) != 1:
-        step += 1
+    first, step = _walk(count, sandbox_id)
     for number in range(count):
         yield (first + number * step) % count
+
+
+def turns(count: int, sandbox_id: str) -> Callable[[int], int]:
+    """For each number below `count`, when `drawing` gives it."""
+    first, step = _walk(count, sandbox_id)
+    back = pow(step, -1, count)
+    return lambda number: (number - first) * back % count
 
 
 # Why not here.
@@ -217,9 +242,9 @@ def explain(
     for known in adverts:
         advert = replace(known, used=known.used - spec.vector()) if known.host.id == holds else known
         judged.append((advert, tuple(objections(advert, spec, now=now))))
-    fit = [advert for advert, against in judged if not against]
+    everyone = [advert for advert, _ in judged]
     ranks = {
-        one.host_id: rank for rank, one in enumerate(candidates(fit, spec, sandbox_id=sandbox_id, now=now, excluded=excluded), start=1)
+        one.host_id: rank for rank, one in enumerate(candidates(everyone, spec, sandbox_id=sandbox_id, now=now, excluded=excluded), start=1)
     }
     verdicts = [
         Verdict(advert, against, ranks.get(advert.host.id), advert.host.id in excluded, spec.image in advert.host.images)

@@ -570,7 +570,7 @@ def _late(facts: Facts, now: float) -> Outcome | None:
     if placement is not None and placement.desired is Kind.ENSURE_ABSENT:
         return _still_there(facts, now)
     seen = placement.observed if placement is not None else Observed.UNKNOWN
-    reason = str(_LATE.get(seen, Code.GUEST_BOOT_TIMEOUT))
+    reason = str(replacing.LATE.get(seen, Code.GUEST_BOOT_TIMEOUT))
     missed = Note(ev.SANDBOX_DEADLINE_MISSED, {"state": sandbox.state.value, "observed": seen.value, "reason": reason})
     late = replace(sandbox, conditions=sandbox.conditions | {Condition.DEADLINE_MISSED})
     again = replacing.may_replace(sandbox) or replacing.needs_word(sandbox)
@@ -591,12 +591,3 @@ def _still_there(facts: Facts, now: float) -> Outcome:
         deadline_at=now + sandbox.spec.release_s,
     )
     return Outcome(after, facts.placement, (Note(ev.SANDBOX_CLEANUP_PENDING),) if first else ())
-
-
-_LATE: Final[Mapping[Observed, Code]] = {
-    Observed.UNKNOWN: Code.START_TIMEOUT,
-    Observed.ACCEPTED: Code.START_TIMEOUT,
-    Observed.PREPARING: Code.IMAGE_TIMEOUT,
-    Observed.PREPARED: Code.START_TIMEOUT,
-}
-"""Why it is late, by what was seen last."""

@@ -9,12 +9,14 @@ the old placement holds stays held until it is seen gone or fenced (`Sandbox.uns
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from atoll.base.errors import Code
 from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind
-from atoll.domain.placement import Holding, Placement
+from atoll.domain.placement import Holding, Observed, Placement
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
 from atoll.domain.spec import OnLoss
 
@@ -22,6 +24,14 @@ PAUSE_S: Final = 0.25
 """Before the next generation is placed: what has just failed would fail at once again."""
 SETTLED: Final = frozenset({State.READY, State.PAUSING, State.PAUSED, State.SUSPENDING, State.STOPPING, State.STOPPED, State.RESUMING})
 """Its guest has been ready, and its placement holds something."""
+
+LATE: Final[Mapping[Observed, Code]] = {
+    Observed.UNKNOWN: Code.START_TIMEOUT,
+    Observed.ACCEPTED: Code.START_TIMEOUT,
+    Observed.PREPARING: Code.IMAGE_TIMEOUT,
+    Observed.PREPARED: Code.START_TIMEOUT,
+}
+"""Why it is late, by what was seen last."""
 
 
 def may_replace(sandbox: Sandbox) -> bool:

@@ -35,6 +35,7 @@ class CreateRequest:
     secured: bool = True
     """Whether the guest demands its access token."""
     require_host: str | None = None
+    prefer_host: str | None = None
     wait: bool = True
     """Answer when it is ready (True) or when it is accepted."""
     e2b_env: bool = False
@@ -140,6 +141,7 @@ def resolve(request: CreateRequest, *, template: Template, policy: WorkloadClass
         placement_policy=policy.placement_policy,
         placement_choices=policy.placement_choices,
         require_host=request.require_host,
+        prefer_host=request.prefer_host,
         reserve_s=policy.reserve_s,
         image_s=policy.image_s,
         guest_ready_s=policy.guest_ready_s,

@@ -1,11 +1,15 @@
+from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.base.errors import Code
 from atoll.base.units import ZERO, Vector
 from atoll.domain.host import Admin
-from atoll.domain.spec import Isolation, PlacementPolicy
+from atoll.domain.spec import Isolation, PlacementPolicy, Spec
+from atoll.planning.fleet import Fleet
 from atoll.planning.placing import (
     Advert,
     Filter,
@@ -16,6 +20,7 @@ from atoll.planning.placing import (
     explain,
     objections,
     refusal,
+    turns,
 )
 from tests.builders import IMAGE, NOW, host, spec
 
@@ -72,8 +77,8 @@ def test_a_host_that_suits_has_nothing_against_it() -> None:
     assert objections(fit, spec(isolation=Isolation.SHARED_KERNEL), now=NOW) == []
 
 
-def order(adverts: list[Advert], **options: Any) -> list[str]:
-    return [c.host_id for c in candidates(adverts, spec(), sandbox_id="i1", now=NOW, **options)]
+def order(adverts: list[Advert], asked: Spec | None = None, **options: Any) -> list[str]:
+    return [c.host_id for c in candidates(adverts, asked or spec(), sandbox_id="i1", now=NOW, **options)]
 
 
 def test_hosts_are_packed_full_before_empty_ones_are_begun() -> None:
@@ -85,7 +90,41 @@ def test_the_image_counts_more_than_the_room_and_the_origin_more_than_the_image(
     packed_without = advert(used=Vector(0, 7680, 0, 0), images=frozenset())
     with_image = advert(images=frozenset({IMAGE}))
     assert order([packed_without, with_image]) == [with_image.host.id, packed_without.host.id]
-    assert order([packed_without, with_image], origin=packed_without.host.id) == [packed_without.host.id, with_image.host.id]
+    for called in (packed_without.host.id, packed_without.host.name):
+        preferring = spec(prefer_host=called)
+        assert order([packed_without, with_image], preferring) == [packed_without.host.id, with_image.host.id]
+
+
+def test_a_preferred_host_that_does_not_fit_is_no_reason_to_wait() -> None:
+    full, other = advert(used=Vector(0, 8192, 0, 0)), advert()
+    assert order([full, other], spec(prefer_host=full.host.id)) == [other.host.id]
+    assert order([other], spec(prefer_host="nobody")) == [other.host.id]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8, 30])
+def test_each_of_equal_hosts_is_as_often_the_first(count: int) -> None:
+    """Whatever their names are; and where the first has no room left on its disk, the rest are its heirs."""
+    equal = [advert(id=f"hst_{count}_{n}") for n in range(count)]
+    fleet = Fleet()
+    fleet.load(equal)
+    racers = 400 * count
+    firsts = Counter(fleet.choose(spec(), sandbox_id=f"i{n}", now=NOW) for n in range(racers))
+    assert set(firsts) == {one.host.id for one in equal}
+    assert all(320 < share < 480 for share in firsts.values()), firsts  # 400 by chance +- 4 standard deviations
+    if count < 5:
+        return
+    gone = equal[0].host.id
+    heirs = Counter(fleet.choose(spec(), sandbox_id=f"i{n}", now=NOW, excluded=[gone]) for n in range(racers))
+    gained = [heirs[one.host.id] - firsts[one.host.id] for one in equal[1:]]
+    assert sum(gained) == firsts[gone]
+    assert max(gained) <= firsts[gone] * 0.6, "one neighbour takes it all"
+
+
+@given(st.integers(1, 500), st.text(max_size=8))
+def test_a_turn_is_when_the_drawing_comes_to_it(count: int, sandbox_id: str) -> None:
+    drawn = list(drawing(count, sandbox_id))
+    assert sorted(drawn) == list(range(count))
+    assert [turns(count, sandbox_id)(index) for index in drawn] == list(range(count))
 
 
 def test_hosts_that_refused_are_not_asked_again() -> None:
@@ -94,7 +133,6 @@ def test_hosts_that_refused_are_not_asked_again() -> None:
 
 
 def test_equal_hosts_are_tried_in_another_order_by_each_sandbox() -> None:
-    # Named, not drawn: a host's share of the circle is its distance to the one before, and may be less than 1/400.
     equal = [advert(id=f"hst_{n}") for n in range(4)]
     firsts = {candidates(equal, spec(), sandbox_id=f"i{n}", now=NOW)[0].host_id for n in range(400)}
     assert firsts == {a.host.id for a in equal}

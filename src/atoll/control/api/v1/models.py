@@ -92,6 +92,7 @@ class NewSandbox(Incoming):
     network: NetworkRequest = Field(default_factory=NetworkRequest)
     secured: Annotated[bool, Field(description="Whether the guest demands its access token.")] = True
     require_host: Annotated[Text | None, Field(description="Only this host, by id.")] = None
+    prefer_host: Annotated[Text | None, Field(description="Ask this host first, by id or name; another one where it does not fit.")] = None
     wait: Annotated[bool, Field(description="Answer when it is ready (201), or when it is accepted (202).")] = True
 
 

@@ -52,6 +52,7 @@ def _request(body: models.NewSandbox) -> CreateRequest:
         ),
         secured=body.secured,
         require_host=body.require_host,
+        prefer_host=body.prefer_host,
         wait=body.wait,
     )
 
