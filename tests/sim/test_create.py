@@ -225,7 +225,7 @@ async def test_who_refuses_at_reservation_is_not_asked_again(world: World, agent
     for one in (agent, other):
         await world.accept(requireHost=one.host_id)
     record = await world.store.read(lambda conn: hosts.by_id(conn, agent.host_id))
-    await world.store.write(lambda conn: hosts.save(conn, replace(record, admin=Admin.DRAINING)))
+    await world.store.write(lambda conn: hosts.save(conn, replace(record, admin=Admin.DRAINING), read=record))
     for _ in range(4):
         sandbox_id = await world.accept()
         loaded = await world.facts(sandbox_id)

@@ -51,9 +51,9 @@ async def test_names_and_credentials_are_unique(store: Store, machine: Host) -> 
 
 
 async def test_a_host_is_saved_only_at_the_revision_that_was_read(store: Store, machine: Host) -> None:
-    await store.write(lambda conn: hosts.save(conn, replace(machine, region="eu")))
+    await store.write(lambda conn: hosts.save(conn, replace(machine, region="eu"), read=machine))
     with pytest.raises((Stale, Unavailable)):
-        await store.write(lambda conn: hosts.save(conn, replace(machine, region="us")))
+        await store.write(lambda conn: hosts.save(conn, replace(machine, region="us"), read=machine))
     found = await store.read(lambda conn: hosts.by_id(conn, machine.id))
     assert found is not None
     assert (found.region, found.revision) == ("eu", 2)
@@ -86,12 +86,38 @@ async def test_a_poll_renews_the_lease_without_a_new_revision(store: Store, held
 )
 async def test_a_lease_is_not_renewed_for_a_session_that_is_no_more(store: Store, held: Host, meanwhile: dict[str, Any]) -> None:
     """The write of a replica that stood still between its read and this: it applies to nothing."""
-    await store.write(lambda conn: hosts.save(conn, replace(held, **meanwhile)))
+    await store.write(lambda conn: hosts.save(conn, replace(held, **meanwhile), read=held))
     with pytest.raises((Stale, Unavailable)):
         await store.write(lambda conn: hosts.polled(conn, held, poll_seq=4, seen_at=NOW + 5, lease_until=NOW + 305))
     found = await store.read(lambda conn: hosts.by_id(conn, held.id))
     assert found is not None
     assert (found.lease_until, found.seen_at) == (held.lease_until, held.seen_at)
+
+
+async def test_a_save_writes_only_what_it_decided(store: Store, held: Host) -> None:
+    """Between its read and its write, another replica heard a poll."""
+    await store.write(lambda conn: hosts.polled(conn, held, poll_seq=7, seen_at=NOW + 5, lease_until=NOW + 305))
+    await store.write(lambda conn: hosts.save(conn, replace(held, region="eu", admin=Admin.DRAINING), read=held))
+    found = await store.read(lambda conn: hosts.by_id(conn, held.id))
+    assert found is not None
+    assert (found.region, found.admin, found.revision) == ("eu", Admin.DRAINING, held.revision + 1)
+    assert (found.poll_seq, found.seen_at, found.lease_until) == (7, NOW + 5, NOW + 305)
+    assert (found.capacity, found.epoch, found.labels) == (held.capacity, held.epoch, held.labels)
+
+
+async def test_who_takes_over_or_fences_decides_over_what_polls_write(store: Store, held: Host) -> None:
+    """By the row as it is until the commit, with its lock: a poll that comes meanwhile finds another session."""
+    await store.write(lambda conn: hosts.polled(conn, held, poll_seq=7, seen_at=NOW + 5, lease_until=NOW + 305))
+
+    def take_over(conn: sa.Connection) -> None:
+        now = hosts.locked(conn, held.id)
+        assert now is not None
+        hosts.save(conn, replace(now, epoch=EpochId("epo_2"), poll_seq=0, lease_until=None), read=now)
+
+    await store.write(take_over)
+    found = await store.read(lambda conn: hosts.by_id(conn, held.id))
+    assert found is not None
+    assert (found.epoch, found.poll_seq, found.lease_until, found.seen_at) == ("epo_2", 0, None, NOW + 5)
 
 
 async def test_a_token_is_used_once(store: Store, machine: Host) -> None:

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from atoll.base.errors import OutcomeUnknown, Unavailable
-from atoll.base.ids import Prefix
+from atoll.base.ids import EpochId, Prefix
 from atoll.base.units import ZERO, Vector
 from atoll.domain.host import Admin, Host
 from atoll.domain.placement import Observed, Report
@@ -215,7 +215,7 @@ async def test_a_host_that_is_fenced_meanwhile_grants_nothing_more(replicas: tup
     def disable(conn: sa.Connection) -> None:
         current = hosts.by_id(conn, machine.id)
         assert current is not None
-        hosts.save(conn, replace(current, admin=Admin.DISABLED))
+        hosts.save(conn, replace(current, admin=Admin.DISABLED), read=current)
 
     async def ask(number: int, one: Sandbox) -> None:
         if number == 15:
@@ -230,6 +230,36 @@ async def test_a_host_that_is_fenced_meanwhile_grants_nothing_more(replicas: tup
     assert done is not None
     assert done.sandbox.state is State.RESERVING
     assert await b.read(lambda conn: facts.used(conn, machine.id)) == granted
+
+
+async def test_polls_and_an_operator_s_words_lose_nothing_of_each_other(replicas: tuple[PostgresStore, PostgresStore]) -> None:
+    """One replica hears polls, the other one drains and activates: in the end both have been written."""
+    a, b = replicas
+    machine = host(epoch=EpochId("epo_1"))
+    await a.write(lambda conn: hosts.add(conn, machine, now=NOW))
+
+    async def hear() -> None:
+        for number in range(1, 61):
+            await a.write(
+                lambda conn, seq=number: hosts.polled(conn, machine, poll_seq=seq, seen_at=NOW + seq, lease_until=NOW + 300 + seq)
+            )  # type: ignore[misc]
+
+    def turn(conn: sa.Connection) -> None:
+        current = hosts.by_id(conn, machine.id)
+        assert current is not None
+        other = Admin.DRAINING if current.admin is Admin.ACTIVE else Admin.ACTIVE
+        conn.execute(sa.text("SELECT pg_sleep(0.002)"))
+        hosts.save(conn, replace(current, admin=other), read=current)
+
+    async def operate() -> None:
+        for _ in range(31):
+            await b.write(turn)
+
+    await asyncio.gather(hear(), operate())
+    found = await b.read(lambda conn: hosts.by_id(conn, machine.id))
+    assert found is not None
+    assert (found.admin, found.revision) == (Admin.DRAINING, 32)
+    assert (found.poll_seq, found.seen_at, found.lease_until) == (60, NOW + 60, NOW + 360)
 
 
 SLOW_COMMIT = """

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
+from atoll.control import commits
 from atoll.control.service import Caller, CheckedConfig, ConfigView
 from atoll.domain.deployment import Deployment
 from atoll.domain.operations import Act, Action
@@ -108,12 +109,14 @@ class Configuration:
             return added
 
         try:
-            applied = await self._store.write(work)
+            applied = await commits.told(self._store, work, self._newer)
         except sa.exc.IntegrityError:
             raise Refused(Code.CONFIG_CONFLICT, f"revision {revision + 1} of the document was applied by somebody else") from None
+        return _view(applied)
+
+    def _newer(self, applied: stored.Configuration) -> None:
         if applied.revision > self.revision:
             self._take_in(applied.revision, applied.deployment)
-        return _view(applied)
 
     def _take_in(self, revision: int, deployment: Deployment) -> None:
         self.revision, self.current = revision, deployment

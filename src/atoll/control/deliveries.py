@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
+from atoll.control import commits
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import PAYLOAD_BYTES_MAX, Orders
 from atoll.domain.command import Kind
@@ -64,7 +65,6 @@ class Deliveries:
                 answer.refused.append(reference)
                 continue
             if given is not None:
-                self.reconciler.published(given[0], {})
                 payload = answer.payloads[reference] = self.orders.open(given[0].sandbox, given[1])
                 size += len(payload.model_dump_json())
         loaded = await self.store.read(lambda conn: hosts.load_many(conn, message.placements))
@@ -91,4 +91,8 @@ class Deliveries:
             assert done is not None
             return done, payloads.deliver(conn, placement, epoch=epoch)
 
-        return await self.store.write(work)
+        return await commits.told(self.store, work, self._told)
+
+    def _told(self, given: Delivered | None) -> None:
+        if given is not None:
+            self.reconciler.published(given[0], {})

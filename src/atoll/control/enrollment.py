@@ -19,6 +19,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice, HostId, Prefix, new_id
 from atoll.base.units import ZERO
+from atoll.control import commits
 from atoll.control.configuration import Configuration
 from atoll.control.directory import Directory
 from atoll.domain import history
@@ -108,8 +109,7 @@ class Enrollment:
             _on_record(conn, host, Actor(), event_id=event_id, now=now)
             return host, True
 
-        host, new = await self._store.write(work)
-        self._tell(host, new=new)
+        host, _ = await commits.told(self._store, work, lambda made: self._tell(made[0], new=made[1]))
         return wire.Enrolled(host_id=host.id, credential=made, credential_version=host.credential_version, install_id=self._install_id)
 
     async def register(self, message: wire.Registration, *, by: Actor) -> Host:
@@ -128,8 +128,7 @@ class Enrollment:
             _on_record(conn, host, by, event_id=event_id, now=now)
             return host, True
 
-        host, new = await self._store.write(work)
-        self._tell(host, new=new)
+        host, _ = await commits.told(self._store, work, lambda made: self._tell(made[0], new=made[1]))
         return host
 
     async def identify(self, host: Host) -> wire.Known:
@@ -166,7 +165,7 @@ class Enrollment:
             known, admin=admin, credential_version=known.credential_version + 1, epoch=None, poll_seq=0, seen_at=None, problems=()
         )
         host = _filled(changed, message, digest)
-        hosts.save(conn, host)
+        hosts.save(conn, host, read=known)
         return replace(host, revision=host.revision + 1)
 
     def _admitted(self, conn: sa.Connection, known: Host | None) -> Admin:

@@ -18,6 +18,7 @@ from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
+from atoll.control import commits
 from atoll.control.configuration import Configuration
 from atoll.control.directory import Directory
 from atoll.control.enrollment import TOKEN_LIFE_S, Enrollment
@@ -89,7 +90,7 @@ class Hosts:
         now, event_id = self.clock.now(), new_id(Prefix.EVENT, self.dice)
 
         def work(conn: sa.Connection) -> Host:
-            host = stored.by_id(conn, wanted)
+            host = stored.locked(conn, wanted)
             if host is None:
                 raise Refused(Code.HOST_NOT_FOUND, f"host {reference[:64]!r} was not found")
             if revision is not None and host.revision != revision:
@@ -107,13 +108,16 @@ class Hosts:
                 admission.admit_host(stored.count(conn).registered, self.configuration.current.deployment)
             if changed.admin is Admin.ACTIVE:
                 admission.admit_active_host(stored.count(conn).active, self.configuration.current.deployment)
-            stored.save(conn, changed)
+            stored.save(conn, changed, read=host)
             operations.audit(conn, Act(caller.actor(), ACTIONS[event], host.id, data={"name": host.name, "off": int(off)}), at=now)
             told = Told(TOLD[event], changed.admin.value, host_id=host.id, request_id=caller.request_id, data={"name": host.name})
             operations.record(conn, told, event_id=event_id, at=now)
             return replace(changed, revision=changed.revision + 1)
 
-        host = await self.store.write(work)
+        host = await commits.told(self.store, work, lambda moved: self._tell(moved, event))
+        return await self.get(caller, host.id)
+
+    def _tell(self, host: Host, event: AdminEvent) -> None:
         self.hub.news()
         self.directory.put(host)
         self.hub.wake_host(host.id)
@@ -122,7 +126,10 @@ class Hosts:
             self.fencing.due.set()
         else:
             LOG.info(names.HOST_ADMIN_CHANGED, host_id=host.id, name=host.name, state=host.admin.value)
-        return await self.get(caller, host.id)
+
+    def _tell_counted(self, host: Host) -> None:
+        self.hub.news()
+        self.directory.put(host)
 
     async def register(self, caller: Caller, registration: wire.Registration) -> HostView:
         """As Service.register_host."""
@@ -140,16 +147,14 @@ class Hosts:
             if host is None:
                 raise Refused(Code.HOST_NOT_FOUND, f"host {reference[:64]!r} was not found")
             changed = _recounted(host, used=facts.used(conn, host.id))
-            stored.save(conn, changed)
+            stored.save(conn, changed, read=host)
             data = {"name": host.name, **asdict(changed.capacity)}
             operations.audit(conn, Act(caller.actor(), Action.HOST_RECOUNT, host.id, data=data), at=now)
             told = Told(history.HOST_RECOUNTED, changed.admin.value, host_id=host.id, request_id=caller.request_id, data=data)
             operations.record(conn, told, event_id=event_id, at=now)
             return replace(changed, revision=changed.revision + 1)
 
-        host = await self.store.write(work)
-        self.hub.news()
-        self.directory.put(host)
+        host = await commits.told(self.store, work, self._tell_counted)
         LOG.warning(names.HOST_RECOUNTED, host_id=host.id, name=host.name, what=asdict(host.capacity))
         return await self.get(caller, host.id)
 

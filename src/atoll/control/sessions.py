@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.ids import EpochId
+from atoll.control import commits
 from atoll.control.answers import Answers
 from atoll.control.consoles import Consoles
 from atoll.control.deliveries import Deliveries
@@ -247,7 +248,7 @@ class Sessions:
         now = self._clock.now()
 
         def work(conn: sa.Connection) -> Host:
-            current = hosts.by_id(conn, host.id)
+            current = hosts.locked(conn, host.id)
             if current is None:
                 raise Refused(Code.CREDENTIAL_REVOKED, "this host is gone")
             if hosts.epoch_ended(conn, host.id, poll.epoch):
@@ -270,7 +271,7 @@ class Sessions:
                 agent_version=poll.agent_version,
                 facts=facts_of(poll.facts),
             )
-            hosts.save(conn, changed)
+            hosts.save(conn, changed, read=current)
             return replace(changed, revision=changed.revision + 1)
 
         taken = await self._store.write(work)
@@ -299,7 +300,7 @@ class Sessions:
         same = same and host.poll_seq == session.committed_seq
         if same and host.seen_at is not None and host.lease_until is not None and 0.0 <= now - host.seen_at < RENEW_S:
             return min(LEASE_S, host.lease_until - now)
-        await self._commit_poll(host, poll, health, now=now)
+        await commits.finish(self._commit_poll(host, poll, health, now=now))
         session.committed_seq = poll.poll_seq
         return LEASE_S
 
@@ -315,7 +316,8 @@ class Sessions:
             if current.poll_seq >= poll.poll_seq:
                 raise Refused(Code.STALE_POLL, "a newer poll of this session has come to another replica")
             if _health(current) != health:
-                hosts.save(conn, replace(current, isolations=health[0], images=health[1], problems=health[2], facts=health[3]))
+                told = replace(current, isolations=health[0], images=health[1], problems=health[2], facts=health[3])
+                hosts.save(conn, told, read=current)
             hosts.polled(conn, current, poll_seq=poll.poll_seq, seen_at=now, lease_until=now + LEASE_S)
             found = hosts.by_id(conn, host.id)
             assert found is not None

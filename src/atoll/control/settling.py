@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.units import Vector
+from atoll.control import commits
 from atoll.control.loops.reconcile import Reconciler
 from atoll.domain.account import Account
 from atoll.domain.host import Host
@@ -59,8 +60,8 @@ class Settling:
 
     async def _take(self, host: Host, said: wire.Account) -> Taken:
         now = self.clock.now()
-        taken, done, used = await self.reconciler.store.write(self._taking(said.told(), host_id=host.id, now=now))
-        self.reconciler.published(done, used)
+        work = self._taking(said.told(), host_id=host.id, now=now)
+        taken, _, _ = await commits.told(self.reconciler.store, work, lambda found: self.reconciler.published(found[1], found[2]))
         return taken
 
     def _taking(

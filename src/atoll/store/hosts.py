@@ -123,16 +123,17 @@ def add(conn: sa.Connection, host: Host, *, now: float) -> None:
     hints.host(conn, host.id)
 
 
-def save(conn: sa.Connection, host: Host) -> None:
-    """Write a changed host `WHERE revision = read`; a credential that it has no more stays known as a revoked one.
+def save(conn: sa.Connection, host: Host, *, read: Host) -> None:
+    """Write what is other than in `read`, `WHERE revision = read`; a credential that it has no more stays known as a revoked one.
 
-    *Errors*: Stale when it is another.
+    Nothing else is written: a poll, which raises no revision, may have moved heartbeat, lease and number since. Whoever decides over those
+    reads the row `locked`. *Errors*: Stale when it is another.
     """
     conn.execute(_REVOKED, {"of_id": host.id, "kept": host.credential_digest or ""})
+    before = rows.host_values(read)
+    decided = {name: value for name, value in rows.host_values(host).items() if before[name] != value}
     done = conn.execute(
-        sa.update(HOSTS)
-        .where(HOSTS.c.id == host.id, HOSTS.c.revision == host.revision)
-        .values(revision=host.revision + 1, **rows.host_values(host))
+        sa.update(HOSTS).where(HOSTS.c.id == host.id, HOSTS.c.revision == read.revision).values(revision=read.revision + 1, **decided)
     )
     if done.rowcount != 1:
         raise Stale(f"host {host.id}")

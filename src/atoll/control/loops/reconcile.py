@@ -1,8 +1,9 @@
 """Reconcile: a stimulus in, one commit, whatever follows from it, and everybody told.
 
 Theory of operation. `apply` commits what `planning.reconcile.advance` decides in one transaction and then tells the hub, the directory
-and the routes. `settle` goes on while something follows by itself: a sandbox without a host is placed by asking hosts one at a time,
-each answer a commit. No retry is in here: a sandbox that stays pending has a deadline, and the deadline loop activates it again.
+and the routes, whatever becomes of its caller meanwhile. `settle` goes on while something follows by itself: a sandbox without a host is
+placed by asking hosts one at a time, each answer a commit. No retry is in here: a sandbox that stays pending has a deadline, and the
+deadline loop activates it again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.ids import Dice, HostId, PlacementId, Prefix, new_id
 from atoll.base.units import Vector
+from atoll.control import commits
 from atoll.control.directory import Directory
 from atoll.control.ends import Ends
 from atoll.control.hub import Hub
@@ -88,10 +90,14 @@ class Reconciler:
             unless(conn)
             return applying(conn)
 
-        done, used = await self.store.write(work)
-        self.published(done, used)
-        self.meter.met(stimulus, changed=done is not None and done.changed)
-        return done
+        def tell(committed: tuple[facts.Committed | None, Used]) -> None:
+            self._told(committed)
+            self.meter.met(stimulus, changed=committed[0] is not None and committed[0].changed)
+
+        return (await commits.told(self.store, work, tell))[0]
+
+    def _told(self, committed: tuple[facts.Committed | None, Used]) -> None:
+        self.published(*committed)
 
     def _applying(
         self,
@@ -177,9 +183,15 @@ class Reconciler:
                 work(conn)
                 return placing_it(conn)
 
-            done, used = await self.store.write(both)
-            self.published(done, used)
-            return done
+            return (await commits.told(self.store, both, self._told))[0]
+        return await commits.finish(self._accepted(sandbox, work, placing_it))
+
+    async def _accepted(
+        self,
+        sandbox: Sandbox,
+        work: Callable[[sa.Connection], None],
+        placing_it: Callable[[sa.Connection], tuple[facts.Committed | None, Used]],
+    ) -> facts.Committed | None:
         accepted, placed = await asyncio.gather(self.store.write(work), self.store.write(placing_it), return_exceptions=True)
         for outcome in (accepted, placed):
             if isinstance(outcome, BaseException):
@@ -191,8 +203,7 @@ class Reconciler:
 
     async def place(self, sandbox: Sandbox) -> facts.Committed | None:
         """One host is asked, the best first; or, when none is left, that is recorded. None when there is no such sandbox."""
-        done, used = await self.store.write(self._placing(sandbox))
-        self.published(done, used)
+        done, _ = await commits.told(self.store, self._placing(sandbox), self._told)
         self._warn(sandbox, done)
         return done
 
