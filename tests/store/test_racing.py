@@ -23,6 +23,7 @@ from atoll.domain.tenancy import Team
 from atoll.planning.reconcile import Heard, ReleaseRequested
 from atoll.store import facts, hosts, schema, tenancy
 from atoll.store.postgres import PostgresStore
+from atoll.store.prepared import Prepared
 from atoll.store.tables import EVENTS, HOSTS, PLACEMENTS
 from tests.builders import NOW, fresh, host, placement, sandbox, spec, team
 from tests.store.server import Server
@@ -96,7 +97,7 @@ async def test_without_the_lock_of_the_hosts_row_it_would_grant_more(
     replicas: tuple[PostgresStore, PostgresStore], ours: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Write skew: each sees the last room, and takes it. That this is seen here shows that the test above can fail."""
-    monkeypatch.setattr(facts, "_HOST_LOCKED", sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")))
+    monkeypatch.setattr(facts, "_HOST_LOCKED", Prepared(sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))))
     used = await race_for(replicas, ours, host(capacity=Vector(100_000, 100_000, 1_000_000, 1)))
     assert used.slots > 1
 
@@ -179,10 +180,12 @@ async def test_without_the_fence_the_late_write_would_win(
     """What the fences are for; and that the test above can fail."""
     by_id = facts.SANDBOXES.c.id == sa.bindparam("of_id")
     always = sa.bindparam("read", type_=sa.Integer) >= 0
-    monkeypatch.setattr(facts, "_CHANGED_SANDBOX", sa.update(facts.SANDBOXES).where(by_id, always))
+    monkeypatch.setattr(facts, "_CHANGED_SANDBOX", Prepared(sa.update(facts.SANDBOXES).where(by_id, always)))
     unfenced = [sa.bindparam(name, type_=sa.Integer) >= 0 for name in ("of_seq", "of_desired")]
     unfenced.append(sa.bindparam("of_holding", type_=sa.Text) != "")
-    monkeypatch.setattr(facts, "_CHANGED_PLACEMENT", sa.update(PLACEMENTS).where(PLACEMENTS.c.id == sa.bindparam("of_id"), *unfenced))
+    monkeypatch.setattr(
+        facts, "_CHANGED_PLACEMENT", Prepared(sa.update(PLACEMENTS).where(PLACEMENTS.c.id == sa.bindparam("of_id"), *unfenced))
+    )
     now, told = await paused(replicas, ours)
     assert now.sandbox.state is State.READY
     assert told[-2:] == ["sandbox.releasing", "sandbox.ready"]

@@ -227,9 +227,12 @@ class SqliteStore:
         began, refused = time.perf_counter(), None
         try:
             self._say("BEGIN IMMEDIATE")
-            for job in batch:
-                outcomes.append((job, *self._one(job)))
-            self._say("COMMIT")
+            if len(batch) == 1:
+                outcomes.append((batch[0], *self._alone(batch[0])))
+            else:
+                for job in batch:
+                    outcomes.append((job, *self._one(job)))
+                self._say("COMMIT")
         except Exception as error:  # noqa: BLE001 - nothing of the batch is on disk: tell each that
             self._roll_back()
             failure = translate(error)
@@ -240,6 +243,16 @@ class SqliteStore:
         if self.observer is not None:
             self.observer(len(batch), time.perf_counter() - began, refused)
         self._room.keep()
+
+    def _alone(self, job: _Job) -> tuple[Any, BaseException | None]:
+        """The only one of its transaction needs no savepoint in it."""
+        try:
+            result = job.work(self._writer)
+        except Exception as error:  # noqa: BLE001 - the boundary of a task
+            self._say("ROLLBACK")
+            return None, translate(error)
+        self._say("COMMIT")
+        return result, None
 
     def _one(self, job: _Job) -> tuple[Any, BaseException | None]:
         self._say("SAVEPOINT work")

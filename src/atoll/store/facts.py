@@ -1,7 +1,7 @@
 """The commits of a sandbox: accept, advance, reserve. Each writes state and event together, `WHERE revision = read`.
 
 Read `advance` first. Callers run these through `Store.write`; each is one savepoint, so an outcome is whole or not there.
-Statements of the hot paths are made once: to make one costs twice as much as to run it.
+Statements of the hot paths are prepared.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from atoll.planning.reconcile import Facts, HostRefused, Note, Outcome, Placed, 
 from atoll.store import hints, payloads, rows, tallies
 from atoll.store.engine import Stale
 from atoll.store.payloads import Sealed
-from atoll.store.tables import EVENTS, HOSTS, PLACEMENTS, SANDBOXES
+from atoll.store.prepared import Prepared, Row
+from atoll.store.tables import EVENTS, HOLDS, HOSTS, PLACEMENTS, SANDBOXES
 
 NewId = Callable[[], str]
 
 _ITS: Final = "its_"
 """Before the names of a placement's columns where they stand beside its sandbox's."""
-_FACTS: Final = (
+_FACTS: Final = Prepared(
     sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
     .outerjoin(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
     .where(SANDBOXES.c.id == sa.bindparam("of_id"))
@@ -41,7 +42,7 @@ _OLDER: Final = (
     sa.select(PLACEMENTS)
     .where(
         PLACEMENTS.c.sandbox_id == sa.bindparam("of_sandbox"),
-        PLACEMENTS.c.holding != Holding.NONE.value,
+        HOLDS,
         PLACEMENTS.c.id != sa.bindparam("present"),
     )
     .order_by(PLACEMENTS.c.generation)
@@ -51,16 +52,20 @@ _FACTS_OF_MANY: Final = (
     .outerjoin(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
     .where(SANDBOXES.c.id.in_(sa.bindparam("ids", expanding=True)))
 )
-_HOST_LOCKED: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")).with_for_update()
-_NEW_SANDBOX: Final = sa.insert(SANDBOXES)
-_NEW_PLACEMENT: Final = sa.insert(PLACEMENTS)
-_NEW_EVENT: Final = sa.insert(EVENTS)
-_CHANGED_SANDBOX: Final = sa.update(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id"), SANDBOXES.c.revision == sa.bindparam("read"))
-_CHANGED_PLACEMENT: Final = sa.update(PLACEMENTS).where(
-    PLACEMENTS.c.id == sa.bindparam("of_id"),
-    PLACEMENTS.c.seq == sa.bindparam("of_seq"),
-    PLACEMENTS.c.desired_revision == sa.bindparam("of_desired"),
-    PLACEMENTS.c.holding == sa.bindparam("of_holding"),
+_HOST_LOCKED: Final = Prepared(sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")).with_for_update())
+_NEW_SANDBOX: Final = Prepared(sa.insert(SANDBOXES))
+_NEW_PLACEMENT: Final = Prepared(sa.insert(PLACEMENTS))
+_NEW_EVENT: Final = Prepared(sa.insert(EVENTS))
+_CHANGED_SANDBOX: Final = Prepared(
+    sa.update(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id"), SANDBOXES.c.revision == sa.bindparam("read"))
+)
+_CHANGED_PLACEMENT: Final = Prepared(
+    sa.update(PLACEMENTS).where(
+        PLACEMENTS.c.id == sa.bindparam("of_id"),
+        PLACEMENTS.c.seq == sa.bindparam("of_seq"),
+        PLACEMENTS.c.desired_revision == sa.bindparam("of_desired"),
+        PLACEMENTS.c.holding == sa.bindparam("of_holding"),
+    )
 )
 
 
@@ -83,7 +88,7 @@ class Committed:
 
 def load(conn: sa.Connection, sandbox_id: str) -> Facts | None:
     """The sandbox and its current placement as of one moment; None when there is no such sandbox."""
-    row = conn.execute(_FACTS, {"of_id": sandbox_id}).mappings().first()
+    row = _FACTS.first(conn, {"of_id": sandbox_id})
     return None if row is None else _facts(conn, row)
 
 
@@ -92,7 +97,7 @@ def load_many(conn: sa.Connection, sandbox_ids: Sequence[str]) -> Sequence[Facts
     return [_facts(conn, row) for row in conn.execute(_FACTS_OF_MANY, {"ids": list(sandbox_ids)}).mappings().all()]
 
 
-def _facts(conn: sa.Connection, row: sa.RowMapping) -> Facts:
+def _facts(conn: sa.Connection, row: Row) -> Facts:
     placement = rows.placement({column.name: row[_ITS + column.name] for column in PLACEMENTS.c}) if row[f"{_ITS}id"] is not None else None
     sandbox = rows.sandbox(row)
     if sandbox.unseen == 0:
@@ -103,8 +108,8 @@ def _facts(conn: sa.Connection, row: sa.RowMapping) -> Facts:
 
 def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: Sealed | None, event_id: str, request_id: str | None = None) -> None:
     """A new sandbox with its sealed payload and first event. *Errors*: IntegrityError when its request id is taken."""
-    conn.execute(
-        _NEW_SANDBOX,
+    _NEW_SANDBOX.run(
+        conn,
         {
             "id": sandbox.id,
             "revision": sandbox.revision,
@@ -150,7 +155,7 @@ def reserve(
     Lock order host, placement, sandbox; the host's row is locked before its holdings are summed, so that two reservations cannot both
     see the last room. *Idempotency*: key (sandbox, generation, host): a repeated call after acceptance changes nothing.
     """
-    locked = conn.execute(_HOST_LOCKED, {"of_id": placement.host_id}).mappings().first()
+    locked = _HOST_LOCKED.first(conn, {"of_id": placement.host_id})
     facts = load(conn, sandbox_id)
     if facts is None:
         return None
@@ -179,7 +184,7 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
     placement = outcome.placement
     if placement is not None and placement is not facts.placement:
         if facts.placement is None or facts.placement.id != placement.id:
-            conn.execute(_NEW_PLACEMENT, rows.new_placement_values(placement))
+            _NEW_PLACEMENT.run(conn, rows.new_placement_values(placement))
         else:
             _update_placement(conn, facts.placement, placement)
     was = {one.id: one for one in (facts.placement, *facts.older) if one is not None}
@@ -208,7 +213,7 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
 def _update_placement(conn: sa.Connection, before: Placement, after: Placement) -> None:
     """With a fence of its own: an observation often changes nothing of the sandbox."""
     read = {"of_id": before.id, "of_seq": before.seq, "of_desired": before.desired_revision, "of_holding": before.holding.value}
-    if conn.execute(_CHANGED_PLACEMENT, {**read, **rows.placement_values(after)}).rowcount != 1:
+    if _CHANGED_PLACEMENT.run(conn, {**read, **rows.placement_values(after)}) != 1:
         raise Stale(f"placement {before.id}")
 
 
@@ -221,8 +226,7 @@ def _update(conn: sa.Connection, before: Sandbox, after: Sandbox) -> Sandbox:
     old, new = rows.sandbox_values(before), rows.sandbox_values(after)
     changed: dict[str, Any] = {name: value for name, value in new.items() if old[name] != value}
     changed["revision"] = before.revision + 1
-    done = conn.execute(_CHANGED_SANDBOX, {"of_id": before.id, "read": before.revision, **changed})
-    if done.rowcount != 1:
+    if _CHANGED_SANDBOX.run(conn, {"of_id": before.id, "read": before.revision, **changed}) != 1:
         raise Stale(f"sandbox {before.id}")
     return replace(after, revision=before.revision + 1)
 
@@ -246,8 +250,8 @@ def record(
         "command_id": command_id(placement.id, placement.generation, placement.desired_revision) if placement else None,
         "request_id": request_id,
     }
-    conn.execute(
-        _NEW_EVENT,
+    _NEW_EVENT.run_many(
+        conn,
         [
             {
                 "id": ids(),
@@ -267,19 +271,20 @@ def record(
 
 
 _SUMS: Final = (
-    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_cpu_millis), 0),
-    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_memory_mib), 0),
-    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_disk_mib), 0),
-    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_slots), 0),
+    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_cpu_millis), 0).label("cpu_millis"),
+    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_memory_mib), 0).label("memory_mib"),
+    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_disk_mib), 0).label("disk_mib"),
+    sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_slots), 0).label("slots"),
 )
-_HOLDS: Final = PLACEMENTS.c.holding != Holding.NONE.value
-_USED: Final = sa.select(*_SUMS).where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), _HOLDS)
-_USED_BY_HOST: Final = sa.select(PLACEMENTS.c.host_id, *_SUMS).where(_HOLDS).group_by(PLACEMENTS.c.host_id)
+_USED: Final = Prepared(sa.select(*_SUMS).where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), HOLDS))
+_USED_BY_HOST: Final = sa.select(PLACEMENTS.c.host_id, *_SUMS).where(HOLDS).group_by(PLACEMENTS.c.host_id)
 
 
 def used(conn: sa.Connection, host_id: str) -> Vector:
     """What the host's placements hold, summed."""
-    return Vector(*map(int, conn.execute(_USED, {"host_id": host_id}).one()))
+    sums = _USED.first(conn, {"host_id": host_id})
+    assert sums is not None
+    return Vector(**{name: int(amount) for name, amount in sums.items()})
 
 
 def used_by_host(conn: sa.Connection) -> Mapping[str, Vector]:

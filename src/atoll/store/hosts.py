@@ -13,22 +13,27 @@ from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.store import hints, rows, schema
 from atoll.store.engine import Stale
-from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOST_EPOCHS, HOSTS, PLACEMENTS, REVOKED_CREDENTIALS, SANDBOXES
+from atoll.store.prepared import Prepared
+from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOLDS, HOST_EPOCHS, HOSTS, PLACEMENTS, REVOKED_CREDENTIALS, SANDBOXES
 
-# Made once: a poll runs most of them, and to make one costs twice as much as to run it.
+# A poll runs most of them.
 _BY_ID: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
-_BY_CREDENTIAL: Final = sa.select(HOSTS).where(HOSTS.c.credential_digest == sa.bindparam("digest"))
-_SESSION: Final = sa.select(HOSTS.c.epoch, HOSTS.c.poll_seq, HOSTS.c.credential_version).where(HOSTS.c.id == sa.bindparam("of_id"))
-_POLLED: Final = sa.update(HOSTS).where(
-    HOSTS.c.id == sa.bindparam("of_id"),
-    HOSTS.c.epoch == sa.bindparam("of_epoch"),
-    HOSTS.c.credential_version == sa.bindparam("of_version"),
-    HOSTS.c.poll_seq <= sa.bindparam("of_seq"),
+_BY_CREDENTIAL: Final = Prepared(sa.select(HOSTS).where(HOSTS.c.credential_digest == sa.bindparam("digest")))
+_SESSION: Final = Prepared(
+    sa.select(HOSTS.c.epoch, HOSTS.c.poll_seq, HOSTS.c.credential_version).where(HOSTS.c.id == sa.bindparam("of_id"))
 )
-_WANTED: Final = (
+_POLLED: Final = Prepared(
+    sa.update(HOSTS).where(
+        HOSTS.c.id == sa.bindparam("of_id"),
+        HOSTS.c.epoch == sa.bindparam("of_epoch"),
+        HOSTS.c.credential_version == sa.bindparam("of_version"),
+        HOSTS.c.poll_seq <= sa.bindparam("of_seq"),
+    )
+)
+_WANTED: Final = Prepared(
     sa.select(PLACEMENTS.c.id, PLACEMENTS.c.sandbox_id, PLACEMENTS.c.desired_revision, SANDBOXES.c.end_revision)
     .join(SANDBOXES, SANDBOXES.c.id == PLACEMENTS.c.sandbox_id)
-    .where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), PLACEMENTS.c.holding != Holding.NONE.value)
+    .where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), HOLDS)
     .order_by(PLACEMENTS.c.created_at)
 )
 _PLACEMENTS: Final = sa.select(PLACEMENTS).where(PLACEMENTS.c.id.in_(sa.bindparam("ids", expanding=True)))
@@ -69,7 +74,7 @@ def by_name(conn: sa.Connection, name: str) -> Host | None:
 
 def by_credential(conn: sa.Connection, digest: str) -> Host | None:
     """The host with this credential digest."""
-    row = conn.execute(_BY_CREDENTIAL, {"digest": digest}).mappings().first()
+    row = _BY_CREDENTIAL.first(conn, {"digest": digest})
     return rows.host(row) if row else None
 
 
@@ -107,8 +112,8 @@ class Session:
 
 def session(conn: sa.Connection, host_id: str) -> Session:
     """As of this transaction; of a host that is gone, nobody's."""
-    row = conn.execute(_SESSION, {"of_id": host_id}).first()
-    return Session(*row) if row is not None else Session(None, 0, 0)
+    row = _SESSION.first(conn, {"of_id": host_id})
+    return Session(**row) if row is not None else Session(None, 0, 0)
 
 
 def is_revoked(conn: sa.Connection, digest: str) -> bool:
@@ -146,7 +151,7 @@ def polled(conn: sa.Connection, host: Host, *, poll_seq: int, seen_at: float, le
     *Errors*: Stale when the host was fenced or taken over since `host` was read, or a newer poll was heard by another replica.
     """
     read = {"of_id": host.id, "of_epoch": host.epoch, "of_version": host.credential_version, "of_seq": poll_seq}
-    if conn.execute(_POLLED, {**read, "poll_seq": poll_seq, "seen_at": seen_at, "lease_until": lease_until}).rowcount != 1:
+    if _POLLED.run(conn, {**read, "poll_seq": poll_seq, "seen_at": seen_at, "lease_until": lease_until}) != 1:
         raise Stale(f"session of host {host.id}")
 
 
@@ -159,7 +164,7 @@ def end_epoch(conn: sa.Connection, host_id: str, epoch: str, *, now: float) -> N
 
 def restart_sequences(conn: sa.Connection, host_id: str) -> None:
     """Take observations of what this host has from their beginning on: its agent counts anew, and what is older is of an ended epoch."""
-    conn.execute(sa.update(PLACEMENTS).where(PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.holding != Holding.NONE.value).values(seq=0))
+    conn.execute(sa.update(PLACEMENTS).where(PLACEMENTS.c.host_id == host_id, HOLDS).values(seq=0))
 
 
 def epoch_ended(conn: sa.Connection, host_id: str, epoch: str) -> bool:
@@ -227,7 +232,7 @@ class OnHost:
 
 def wanted(conn: sa.Connection, host_id: str) -> Sequence[OnHost]:
     """Every placement of the host that still holds something."""
-    return [OnHost(*row) for row in conn.execute(_WANTED, {"host_id": host_id})]
+    return [OnHost(*row.values()) for row in _WANTED.all(conn, {"host_id": host_id})]
 
 
 def load_many(conn: sa.Connection, placement_ids: Sequence[str]) -> Sequence[tuple[Placement, Sandbox]]:
@@ -255,8 +260,4 @@ def gone_or_unknown(conn: sa.Connection, host_id: str, placement_ids: Sequence[s
 
 def placements_held(conn: sa.Connection, host_id: str) -> int:
     """How many placements of the host hold something."""
-    return conn.execute(
-        sa.select(sa.func.count())
-        .select_from(PLACEMENTS)
-        .where(PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.holding != Holding.NONE.value)
-    ).scalar_one()
+    return conn.execute(sa.select(sa.func.count()).select_from(PLACEMENTS).where(PLACEMENTS.c.host_id == host_id, HOLDS)).scalar_one()

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from atoll.domain.operations import Act, Raised
 from atoll.domain.sandbox import TERMINAL, Condition, State
 from atoll.planning.alerting import Troubled
+from atoll.store.prepared import Prepared
 from atoll.store.tables import ALERTS, AUDIT, ENROLLMENTS, EVENTS, HOST_EPOCHS, SANDBOXES
 
-_ACT: Final = sa.insert(AUDIT)
+_ACT: Final = Prepared(sa.insert(AUDIT))
 _EVENT: Final = sa.insert(EVENTS)
 _UNREST: Final = (State.PENDING.value, State.RESERVING.value, State.RELEASING.value)
 _TERMINAL: Final = tuple(sorted(state.value for state in TERMINAL))
@@ -29,8 +30,8 @@ TROUBLED_MAX: Final = 2000
 def audit(conn: sa.Connection, act: Act, *, at: float) -> None:
     """Keep who did what, in the commit that does it."""
     actor = act.actor
-    conn.execute(
-        _ACT,
+    _ACT.run(
+        conn,
         {
             "at": at,
             "action": act.action.value,

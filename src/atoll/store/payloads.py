@@ -20,13 +20,14 @@ from atoll.domain.command import command_id
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.spec import OnExit, OnLoss
+from atoll.store.prepared import Prepared
 from atoll.store.tables import PAYLOADS
 
-_SEALED: Final = sa.select(PAYLOADS.c.sealed, PAYLOADS.c.exposes).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id"))
-_LOCKED: Final = sa.select(PAYLOADS).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id")).with_for_update()
-_NEW: Final = sa.insert(PAYLOADS)
-_DELIVERED: Final = sa.update(PAYLOADS).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id"))
-_DROPPED: Final = sa.delete(PAYLOADS).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id"))
+_SEALED: Final = Prepared(sa.select(PAYLOADS.c.sealed, PAYLOADS.c.exposes).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id")))
+_LOCKED: Final = Prepared(sa.select(PAYLOADS).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id")).with_for_update())
+_NEW: Final = Prepared(sa.insert(PAYLOADS))
+_DELIVERED: Final = Prepared(sa.update(PAYLOADS).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id")))
+_DROPPED: Final = Prepared(sa.delete(PAYLOADS).where(PAYLOADS.c.sandbox_id == sa.bindparam("of_id")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,13 @@ class Sealed:
 
 def add(conn: sa.Connection, sandbox_id: str, payload: Sealed) -> None:
     """A new sandbox's payload."""
-    conn.execute(_NEW, {"sandbox_id": sandbox_id, "sealed": payload.content, "exposes": payload.exposes})
+    _NEW.run(conn, {"sandbox_id": sandbox_id, "sealed": payload.content, "exposes": payload.exposes})
 
 
 def get(conn: sa.Connection, sandbox_id: str) -> Sealed | None:
     """A sandbox's payload; None when nobody will need it any more."""
-    row = conn.execute(_SEALED, {"of_id": sandbox_id}).first()
-    return None if row is None else Sealed(row[0], row[1])
+    row = _SEALED.first(conn, {"of_id": sandbox_id})
+    return None if row is None else Sealed(row["sealed"], row["exposes"])
 
 
 def delivery_of(placement: Placement) -> str:
@@ -58,25 +59,25 @@ def deliver(conn: sa.Connection, placement: Placement, *, epoch: str) -> Sealed:
 
     *Errors*: Refused BOOTSTRAP_DELIVERED when another run has got it, or its guest has. *Idempotency*: the same run may ask again.
     """
-    row = conn.execute(_LOCKED, {"of_id": placement.sandbox_id}).mappings().first()
+    row = _LOCKED.first(conn, {"of_id": placement.sandbox_id})
     delivery = delivery_of(placement)
     if row is None or row["receipt"] == delivery:
         raise Refused(Code.BOOTSTRAP_DELIVERED, f"the guest of {delivery} has said that it has its payload")
     if row["delivery"] == delivery and row["delivered_to"] != epoch:
         raise Refused(Code.BOOTSTRAP_DELIVERED, f"the payload of {delivery} was given to another run of the agent")
     if row["delivery"] != delivery:
-        conn.execute(_DELIVERED, {"of_id": placement.sandbox_id, "delivery": delivery, "delivered_to": epoch})
+        _DELIVERED.run(conn, {"of_id": placement.sandbox_id, "delivery": delivery, "delivered_to": epoch})
     return Sealed(row["sealed"], row["exposes"])
 
 
 def received(conn: sa.Connection, sandbox: Sandbox, placement: Placement) -> None:
     """The guest of this placement has its payload: it goes, unless another start may need it."""
     if sandbox.spec.on_exit is OnExit.RESTART or sandbox.spec.on_loss is OnLoss.REPLACE:
-        conn.execute(_DELIVERED, {"of_id": sandbox.id, "receipt": delivery_of(placement)})
+        _DELIVERED.run(conn, {"of_id": sandbox.id, "receipt": delivery_of(placement)})
     else:
         drop(conn, sandbox.id)
 
 
 def drop(conn: sa.Connection, sandbox_id: str) -> None:
     """Nobody will need it any more. *Idempotency*: as for one that is gone."""
-    conn.execute(_DROPPED, {"of_id": sandbox_id})
+    _DROPPED.run(conn, {"of_id": sandbox_id})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-import sqlalchemy as sa
 from pydantic import TypeAdapter
 
 from atoll.base.ids import ClientId, EpochId, HostId, PlacementId, SandboxId, TeamId, TemplateId
@@ -18,13 +16,14 @@ from atoll.domain.sandbox import Condition, Sandbox, State
 from atoll.domain.spec import Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
+from atoll.store.prepared import Row
 
 Values = dict[str, Any]
 
 SPEC: Final = TypeAdapter(Spec)
 
 
-def sandbox(row: sa.RowMapping) -> Sandbox:
+def sandbox(row: Row) -> Sandbox:
     """A sandbox from its row."""
     return Sandbox(
         id=SandboxId(row["id"]),
@@ -95,7 +94,7 @@ def sandbox_values(value: Sandbox) -> Values:
     }
 
 
-def placement(row: sa.RowMapping | Mapping[str, Any]) -> Placement:
+def placement(row: Row) -> Placement:
     """A placement from its row."""
     return Placement(
         id=PlacementId(row["id"]),
@@ -160,7 +159,7 @@ def new_placement_values(value: Placement) -> Values:
     }
 
 
-def host(row: sa.RowMapping) -> Host:
+def host(row: Row) -> Host:
     """A host from its row."""
     return Host(
         id=HostId(row["id"]),
@@ -217,12 +216,12 @@ def host_values(value: Host) -> Values:
     }
 
 
-def team(row: sa.RowMapping) -> Team:
+def team(row: Row) -> Team:
     """A team from its row."""
     return Team(TeamId(row["id"]), row["name"])
 
 
-def client(row: sa.RowMapping) -> Client:
+def client(row: Row) -> Client:
     """A client from its row."""
     return Client(
         id=ClientId(row["id"]),
@@ -236,7 +235,7 @@ def client(row: sa.RowMapping) -> Client:
     )
 
 
-def template(row: sa.RowMapping) -> Template:
+def template(row: Row) -> Template:
     """A template from its row."""
     return Template(
         id=TemplateId(row["id"]),

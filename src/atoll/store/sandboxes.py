@@ -8,10 +8,11 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from atoll.domain.placement import Holding, Placement
+from atoll.domain.placement import Placement
 from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Sandbox, State
 from atoll.store import rows, tallies
-from atoll.store.tables import EVENTS, PLACEMENTS, SANDBOXES
+from atoll.store.prepared import Prepared
+from atoll.store.tables import EVENTS, HOLDS, PLACEMENTS, SANDBOXES
 
 VISIBLE: Final = tuple(sorted(s.value for s in LIVING - STARTING - {State.RELEASING}))
 LIVING_STATES: Final = tuple(sorted(s.value for s in LIVING))
@@ -19,7 +20,7 @@ _TERMINAL: Final = tuple(sorted(s.value for s in TERMINAL))
 _started_at: Final = sa.func.coalesce(SANDBOXES.c.started_at, SANDBOXES.c.created_at)
 
 # Made once: a create runs all of them, and to make one costs twice as much as to run it.
-_ONE: Final = sa.select(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id"))
+_ONE: Final = Prepared(sa.select(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id")))
 _DUE: Final = (
     sa.select(SANDBOXES.c.id)
     .where(SANDBOXES.c.deadline_at <= sa.bindparam("now"))
@@ -31,7 +32,7 @@ _ITS: Final = "its_"
 _REACHABLE: Final = (
     sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
     .join(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
-    .where(SANDBOXES.c.state == State.READY.value, PLACEMENTS.c.holding != Holding.NONE.value)
+    .where(SANDBOXES.c.state == State.READY.value, HOLDS)
 )
 _NEXT_DEADLINE: Final = sa.select(sa.func.min(SANDBOXES.c.deadline_at))
 
@@ -86,7 +87,7 @@ def _has(key: str, value: str, dialect: str) -> sa.ColumnElement[bool]:
 
 def get(conn: sa.Connection, sandbox_id: str) -> Sandbox | None:
     """One sandbox, whoever's."""
-    row = conn.execute(_ONE, {"of_id": sandbox_id}).mappings().first()
+    row = _ONE.first(conn, {"of_id": sandbox_id})
     return rows.sandbox(row) if row else None
 
 

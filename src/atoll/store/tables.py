@@ -6,6 +6,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from atoll.domain.placement import Holding
+
 METADATA: Final = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -242,6 +244,9 @@ PLACEMENTS: Final = sa.Table(
     sa.UniqueConstraint("sandbox_id", "generation", "host_id"),
     sa.Index("ix_placements_host_holding", "host_id", "holding"),
 )
+
+HOLDS: Final = sa.or_(*(PLACEMENTS.c.holding == holding.value for holding in Holding if holding is not Holding.NONE))
+"""A placement that holds something. Not "is not none": an index finds these few, and would walk every one that has ended."""
 
 TALLIES: Final = sa.Table(
     "tallies",

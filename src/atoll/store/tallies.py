@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.planning import admission
 from atoll.planning.admission import Limits, Usage
+from atoll.store.prepared import Prepared
 from atoll.store.tables import SANDBOXES, TALLIES
 
 DEPLOYMENT: Final = "deployment"
@@ -27,9 +28,9 @@ MARGIN: Final = 512
 
 _COLUMNS: Final = ["scope", "slot", "place", "living", "records"]
 _TERMINAL: Final = tuple(sorted(state.value for state in TERMINAL))
-_SUMS: Final = (
-    sa.select(TALLIES.c.scope, sa.func.sum(TALLIES.c.living), sa.func.sum(TALLIES.c.records))
-    .where(TALLIES.c.scope.in_(sa.bindparam("scopes", expanding=True)))
+_SUMS: Final = Prepared(
+    sa.select(TALLIES.c.scope, sa.func.sum(TALLIES.c.living).label("living"), sa.func.sum(TALLIES.c.records).label("records"))
+    .where(sa.or_(TALLIES.c.scope == sa.bindparam("one"), TALLIES.c.scope == sa.bindparam("two"), TALLIES.c.scope == sa.bindparam("three")))
     .group_by(TALLIES.c.scope)
 )
 _LOCKED: Final = (
@@ -39,9 +40,11 @@ _LOCKED: Final = (
     .with_for_update()
 )
 # Both databases read the same words here, and no dialect's construct is one for both.
-_ADDED: Final = sa.text(
-    "INSERT INTO tallies (scope, slot, place, living, records) VALUES (:scope, :slot, :place, :living, :records) "
-    "ON CONFLICT (scope, slot) DO UPDATE SET living = tallies.living + excluded.living, records = tallies.records + excluded.records"
+_ADDED: Final = Prepared(
+    sa.text(
+        "INSERT INTO tallies (scope, slot, place, living, records) VALUES (:scope, :slot, :place, :living, :records) "
+        "ON CONFLICT (scope, slot) DO UPDATE SET living = tallies.living + excluded.living, records = tallies.records + excluded.records"
+    )
 )
 """Also what is lowered: a sandbox that was counted by `recount` is in a slot that its end does not know, and only the sum has a meaning."""
 
@@ -68,7 +71,7 @@ def made(conn: sa.Connection, sandbox: Sandbox) -> None:
     living = int(sandbox.state not in TERMINAL)
     scopes = _scopes(sandbox.team_id, sandbox.client_id)
     rows = [{"scope": scope, "slot": slot, "place": place, "living": living, "records": 1} for place, scope in enumerate(scopes)]
-    conn.execute(_ADDED, rows)
+    _ADDED.run_many(conn, rows)
 
 
 def revived(conn: sa.Connection, sandbox: Sandbox) -> None:
@@ -110,7 +113,8 @@ def _slot(sandbox_id: str) -> int:
 
 
 def _usage(conn: sa.Connection, scopes: list[str]) -> Usage:
-    sums = {scope: (int(living), int(records)) for scope, living, records in conn.execute(_SUMS, {"scopes": scopes})}
+    of_these = dict(zip(("one", "two", "three"), scopes, strict=True))
+    sums = {row["scope"]: (int(row["living"]), int(row["records"])) for row in _SUMS.all(conn, of_these)}
     deployment, team, client = (sums.get(scope, (0, 0)) for scope in scopes)
     return Usage(client[0], team[0], team[1], deployment[0], deployment[1])
 
@@ -131,4 +135,4 @@ def _lower(conn: sa.Connection, living: dict[tuple[int, str, int], int], records
         for place, scope, slot in (key,)
     ]
     if parameters:
-        conn.execute(_ADDED, parameters)
+        _ADDED.run_many(conn, parameters)

@@ -11,15 +11,16 @@ import sqlalchemy as sa
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Team
 from atoll.store import hints, rows
+from atoll.store.prepared import Prepared
 from atoll.store.tables import CLIENTS, TEAMS, TEMPLATES
 
-# Made once: every create runs them.
-_TEMPLATES: Final = (
+# Every create runs them.
+_TEMPLATES: Final = Prepared(
     sa.select(TEMPLATES)
     .where(sa.or_(TEMPLATES.c.team_id == sa.bindparam("of_team"), TEMPLATES.c.team_id.is_(None), TEMPLATES.c.public))
     .order_by(TEMPLATES.c.name)
 )
-_SPAWNED: Final = (
+_SPAWNED: Final = Prepared(
     sa.update(TEMPLATES)
     .where(TEMPLATES.c.id == sa.bindparam("of_id"))
     .values(spawn_count=TEMPLATES.c.spawn_count + 1, last_spawned_at=sa.bindparam("at"))
@@ -92,7 +93,7 @@ def revoke(conn: sa.Connection, team_id: str | None, client_id: str, *, now: flo
 
 def templates_for(conn: sa.Connection, team_id: str) -> Sequence[Template]:
     """Templates that a team may use: its own, everybody's, and public ones."""
-    return [rows.template(row) for row in conn.execute(_TEMPLATES, {"of_team": team_id}).mappings()]
+    return [rows.template(row) for row in _TEMPLATES.all(conn, {"of_team": team_id})]
 
 
 def put_template(conn: sa.Connection, template: Template) -> None:
@@ -121,4 +122,4 @@ def put_template(conn: sa.Connection, template: Template) -> None:
 
 def spawned(conn: sa.Connection, template_id: str, *, now: float) -> None:
     """Count a use."""
-    conn.execute(_SPAWNED, {"of_id": template_id, "at": now})
+    _SPAWNED.run(conn, {"of_id": template_id, "at": now})

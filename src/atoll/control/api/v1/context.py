@@ -37,7 +37,7 @@ def etag(revision: int) -> Headers:
     return ((b"etag", b'"%d"' % revision),)
 
 
-def _expected(
+async def _expected(
     if_match: Annotated[
         str | None,
         Header(
