@@ -209,3 +209,29 @@ async def test_a_silent_listener_does_not_hold_the_line():
         await line.call("GET", "/atoll/hello", token=Secret("t"), within_s=0.05)
     await closed.wait()
     server.close()
+
+
+STARTS = replace(RECORD, blueprint=replace(RECORD.blueprint, ready_s=5.0, spec=replace(SPEC, command=("serve",), start_s=0.4)))
+
+
+async def test_a_start_command_is_waited_for():
+    async with Guest(hello={**HELLO, "start": "starting", "start_detail": "not yet"}) as guest:
+        meeting = asyncio.ensure_future(meet(guest.port, record=STARTS))
+        await asyncio.sleep(0.15)
+        assert not meeting.done()
+        guest.hello = {**guest.hello, "start": "ready"}
+        assert (await meeting).start == "ready"
+
+
+@pytest.mark.parametrize(("start", "word"), [("failed", "exit status 4"), ("starting", "not ready within 0.4 s: exit status 4")])
+async def test_a_start_command_that_does_not_get_ready_is_told_with_its_words(start, word):
+    async with Guest(hello={**HELLO, "start": start, "start_detail": "exit status 4"}) as guest:
+        with pytest.raises(Refused) as refused:
+            await meet(guest.port, record=STARTS)
+    assert refused.value.code is Code.START_COMMAND_FAILED
+    assert word in refused.value.message
+
+
+async def test_without_a_start_command_nothing_is_waited_for():
+    async with Guest(hello={**HELLO, "start": "starting"}) as guest:
+        await meet(guest.port)

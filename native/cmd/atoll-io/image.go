@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"atoll.local/native/internal/images"
+	"atoll.local/native/internal/images/capture"
 	"atoll.local/native/internal/images/unpack"
 )
 
@@ -19,8 +20,10 @@ commands:
   pull --store DIR --source SOURCE [--platform OS/ARCH] [--options FILE]
                                           have an image's blobs in the store
   inspect --store DIR --image DIGEST      describe an image of the store
-  unpack --store DIR --image DIGEST --cache DIR
+  unpack --store DIR --image DIGEST --cache DIR [--base DIGEST --base-tree DIR]
                                           have an image's root file system in the cache
+  pack --target FILE (--upper DIR | --tar -)
+                                          make a layer of what was written above an image
 
 SOURCE: registry:REFERENCE, oci-layout:DIR[:TAG], docker-archive:FILE, archive:FILE[:TAG].
 FILE holds JSON with username, password, token, mirrors, plainHttp ("-": standard input).
@@ -33,6 +36,8 @@ var errSaid = errors.New("said")
 // imageCommand holds what the image commands are told.
 type imageCommand struct {
 	store, source, platform, options, image, cache string
+	base                                           images.Base
+	upper, tar, target                             string
 	limits                                         unpack.Limits
 }
 
@@ -49,14 +54,19 @@ func runImage(ctx context.Context, args []string) error {
 	flags.StringVar(&c.options, "options", "", "`FILE` with credentials and mirrors")
 	flags.StringVar(&c.image, "image", "", "`DIGEST` of the image's manifest")
 	flags.StringVar(&c.cache, "cache", "", "`DIR` of root file systems")
+	flags.StringVar(&c.base.Digest, "base", "", "`DIGEST` of the ready-made image that --base-tree is of")
+	flags.StringVar(&c.base.Tree, "base-tree", "", "`DIR` with a ready-made image's root file system")
+	flags.StringVar(&c.upper, "upper", "", "`DIR` that an overlay was written to")
+	flags.StringVar(&c.tar, "tar", "", "`FILE` that gVisor has made (\"-\": standard input)")
+	flags.StringVar(&c.target, "target", "", "`FILE` for the layer")
 	c.limits = unpack.DefaultLimits
 	flags.Int64Var(&c.limits.Bytes, "bytes-max", c.limits.Bytes, "bytes of all files")
 	flags.Int64Var(&c.limits.Entries, "entries-max", c.limits.Entries, "entries of all layers")
 	if err := flags.Parse(args[1:]); err != nil {
 		return errUsage
 	}
-	known := map[string]func(context.Context) (any, error){"pull": c.pull, "inspect": c.inspect, "unpack": c.unpack}[args[0]]
-	if known == nil || flags.NArg() > 0 || c.store == "" {
+	known := map[string]func(context.Context) (any, error){"pull": c.pull, "inspect": c.inspect, "unpack": c.unpack, "pack": c.pack}[args[0]]
+	if known == nil || flags.NArg() > 0 || (c.store == "" && args[0] != "pack") {
 		fmt.Fprint(os.Stderr, imageUsage)
 		return errUsage
 	}
@@ -97,7 +107,27 @@ func (c *imageCommand) inspect(context.Context) (any, error) {
 }
 
 func (c *imageCommand) unpack(ctx context.Context) (any, error) {
-	return images.Unpack(ctx, images.ReadStore(c.store), c.image, c.cache, c.limits)
+	return images.Unpack(ctx, images.ReadStore(c.store), c.image, c.cache, c.base, c.limits)
+}
+
+// pack answers the layer in place of an image.
+func (c *imageCommand) pack(ctx context.Context) (any, error) {
+	if (c.upper == "") == (c.tar == "") || c.target == "" {
+		return nil, &images.Error{Code: images.CodeInvalid, Text: "pack needs --target, and one of --upper and --tar"}
+	}
+	if c.upper != "" {
+		return capture.FromUpper(ctx, c.upper, c.target, c.limits.Bytes)
+	}
+	source := os.Stdin
+	if c.tar != "-" {
+		file, err := os.Open(c.tar)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		source = file
+	}
+	return capture.FromTar(ctx, source, c.target, c.limits.Bytes)
 }
 
 const optionsBytesMax = 1 << 20

@@ -35,14 +35,14 @@ func TestGoldenMessages(t *testing.T) {
 	want := control.Config{
 		SandboxID: "i0123456789abcdefghij", PlacementID: "plc_0123456789abcdefghij", Generation: 1,
 		Nonce: "bm9uY2Utb2YtdGhpcy1wbGFjZW1lbnQ", PublicKey: config.PublicKey, Listen: "0.0.0.0:49983",
-		Command: []string{"/usr/bin/server", "--port", "8080"}, CommandUser: "root",
+		Command: []string{"/usr/bin/server", "--port", "8080"}, CommandUser: "user", Ready: []string{"/bin/bash", "-c", "curl -s localhost"},
 	}
 	if !reflect.DeepEqual(*config, want) || len(config.PublicKey) != ed25519.PublicKeySize {
 		t.Fatalf("%+v", *config)
 	}
 	// The key of RFC 8032, test 1: the public half is in the golden config.
 	seed := []byte("\x9d\x61\xb1\x9d\xef\xfd\x5a\x60\xba\x84\x4a\xf4\x92\xec\x2c\xc4\x44\x49\xc5\x69\x7b\x32\x69\x19\x70\x3b\xac\x03\x1c\xae\x7f\x60")
-	config.Command = nil
+	config.Command, config.Ready = nil, nil
 	b := newRawBox(t, func(o *Options) { o.Config = config })
 	b.key = ed25519.NewKeyFromSeed(seed)
 	var claims jwt.MapClaims

@@ -22,6 +22,7 @@ import (
 	"atoll.local/native/internal/guest/identity"
 	"atoll.local/native/internal/guest/metrics"
 	"atoll.local/native/internal/guest/process"
+	"atoll.local/native/internal/guest/readiness"
 	"atoll.local/native/internal/guest/reap"
 	"atoll.local/native/internal/guest/rpc"
 	"atoll.local/native/internal/guest/settings"
@@ -67,11 +68,15 @@ type Guest struct {
 	processes  *process.Service
 	filesystem *filesystem.Service
 	reaper     *reap.Reaper
+	start      *readiness.Start
 	server     *http.Server
 }
 
-// entrypointTag is the tag under which the image's entrypoint is listed.
-const entrypointTag = "entrypoint"
+// Under these tags the image's own commands are listed.
+const (
+	entrypointTag = "entrypoint"
+	readyTag      = "ready"
+)
 
 // New joins the rooms. Nothing listens yet.
 func New(options Options) *Guest {
@@ -83,6 +88,17 @@ func New(options Options) *Guest {
 	g.reaper = reap.New(options.ReapEverything)
 	g.filesystem = filesystem.NewService(g.identity, g.disks)
 	g.processes = process.NewService(g.identity, g.reaper, threads.NewSlots(forkSlots))
+	g.start = &readiness.Start{
+		Command: func() (readiness.Process, error) { return g.launch(options.Config.Command, entrypointTag) },
+		Ready:   func() (readiness.Process, error) { return g.launch(options.Config.Ready, readyTag) },
+		Log:     options.Log,
+	}
+	if len(options.Config.Command) == 0 {
+		g.start.Command = nil
+	}
+	if len(options.Config.Ready) == 0 {
+		g.start.Ready = nil
+	}
 	g.server = &http.Server{
 		Handler:           g.handler(),
 		ReadHeaderTimeout: headerPatience,
@@ -109,24 +125,26 @@ func (g *Guest) Close() {
 	g.reaper.Close()
 }
 
-// launchEntrypoint runs the image's own command, once.
-func (g *Guest) launchEntrypoint() {
-	command := g.options.Config.Command
-	if len(command) == 0 {
-		return
+// launch runs one of the image's own commands: as whom and where the configuration says, else as root in /.
+func (g *Guest) launch(command []string, tag string) (readiness.Process, error) {
+	name, cwd := g.options.Config.CommandUser, ""
+	if name == "" {
+		name, cwd = "root", "/"
 	}
-	user, err := g.identity.Users.Lookup(g.options.Config.CommandUser)
-	if err == nil {
-		_, err = g.processes.Launch(command, user, entrypointTag)
-	}
+	user, err := g.identity.Users.Lookup(name)
 	if err != nil {
-		g.options.Log.Warn("guest.entrypoint.failed", "error", err.Error())
+		return nil, err
 	}
+	launched, err := g.processes.Launch(command, user, tag, cwd)
+	if err != nil {
+		return nil, err
+	}
+	return launched, nil
 }
 
 // handler dispatches: control calls by their token, the rest by the envd contract.
 func (g *Guest) handler() http.Handler {
-	host := control.New(g.options.Config, g.settings, g.options.Machine, g.launchEntrypoint)
+	host := control.New(g.options.Config, g.settings, g.options.Machine, g.start)
 	routes := g.routes()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer g.reportPanic(r)

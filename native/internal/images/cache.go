@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,16 @@ type Unpacked struct {
 	Entries   int64  `json:"entries"`
 	Arch      string `json:"arch"`
 	CreatedAt string `json:"created_at"`
+	// OwnBytes is what the tree does not share with the one that it was made from.
+	OwnBytes int64 `json:"own_bytes"`
+	// Chain is what the tree is made of, in this order: the image below (or ""), then each layer's DiffID. Only trees that other
+	// trees may be made from have it.
+	Chain []string `json:"chain,omitempty"`
+}
+
+// Base is a tree that the host has ready-made, for images that stand on one.
+type Base struct {
+	Digest, Tree string
 }
 
 // machines are Go's names of processors in the kernel's words.
@@ -36,7 +47,7 @@ var machines = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 //
 // Idempotency: a tree that is there stays; of two that want it, one makes it. A killed run leaves `.unfinished-HEX`, which the
 // next one for that image removes. Errors: IMAGE_UNAVAILABLE, IMAGE_CORRUPT, IMAGE_REFUSED, HOST_DISK_FULL.
-func Unpack(ctx context.Context, store *Store, digest, cache string, limits unpack.Limits) (*Unpacked, error) {
+func Unpack(ctx context.Context, store *Store, digest, cache string, base Base, limits unpack.Limits) (*Unpacked, error) {
 	if !digestForm.MatchString(digest) {
 		return nil, failure(CodeInvalid, nil, "%.80q is no SHA-256 digest", digest)
 	}
@@ -58,7 +69,7 @@ func Unpack(ctx context.Context, store *Store, digest, cache string, limits unpa
 	if err := os.RemoveAll(unfinished); err != nil {
 		return nil, failure(CodeInternal, err, "what an earlier run left cannot be removed")
 	}
-	made, err := build(ctx, store, digest, unfinished, limits)
+	made, err := build(ctx, store, digest, unfinished, base, limits)
 	if err == nil {
 		err = publish(unfinished, final)
 	}
@@ -68,10 +79,13 @@ func Unpack(ctx context.Context, store *Store, digest, cache string, limits unpa
 	return made, nil
 }
 
-func build(ctx context.Context, store *Store, digest, unfinished string, limits unpack.Limits) (*Unpacked, error) {
+func build(ctx context.Context, store *Store, digest, unfinished string, base Base, limits unpack.Limits) (*Unpacked, error) {
 	image, config, platform, err := load(store, digest)
 	if err != nil {
 		return nil, err
+	}
+	if image.base != "" && image.base != base.Digest {
+		return nil, failure(CodeUnavailable, nil, "image %s stands on ready-made image %s, which this host does not have", digest, image.base)
 	}
 	rootfs := filepath.Join(unfinished, "rootfs")
 	if err := os.MkdirAll(unfinished, 0o700); err != nil {
@@ -80,23 +94,31 @@ func build(ctx context.Context, store *Store, digest, unfinished string, limits 
 	if err := errors.Join(os.Mkdir(rootfs, 0o755), os.Chmod(rootfs, 0o755)); err != nil {
 		return nil, failure(CodeInternal, err, "a tree cannot be made")
 	}
+	chain := append([]string{image.base}, config.RootFS.DiffIDs...)
+	first, shared, err := begin(image, chain, filepath.Dir(unfinished), rootfs, base)
+	if err != nil {
+		return nil, err
+	}
 	tree, err := unpack.OpenTree(rootfs)
 	if err != nil {
 		return nil, err
 	}
 	defer tree.Close()
 	meter := &unpack.Meter{Limits: limits}
-	for i, blob := range image.Layers {
+	for i := first; ; i++ {
+		// What guests need comes before the layers that were captured with it, and again at the end: some layer may have taken it away.
+		if i == image.outside || i == len(image.Layers) {
+			if err := errors.Join(tree.Furnish(), tree.MakeDirectory(config.Config.WorkingDir)); err != nil {
+				return nil, err
+			}
+		}
+		if i == len(image.Layers) {
+			break
+		}
 		apply := func(layer unpack.Layer) error { return tree.Apply(ctx, layer, meter) }
-		if err := withLayer(store, blob, config.RootFS.DiffIDs[i], apply); err != nil {
+		if err := withLayer(store, image.Layers[i], config.RootFS.DiffIDs[i], apply); err != nil {
 			return nil, err
 		}
-	}
-	if err := tree.Furnish(); err != nil {
-		return nil, err
-	}
-	if err := tree.MakeDirectory(config.Config.WorkingDir); err != nil {
-		return nil, err
 	}
 	entries, size, err := tree.Count()
 	if err != nil {
@@ -104,7 +126,7 @@ func build(ctx context.Context, store *Store, digest, unfinished string, limits 
 	}
 	made := &Unpacked{
 		Name: "sha256", Recipe: strings.TrimPrefix(digest, "sha256:"), Digest: digest, SizeBytes: size, Entries: entries,
-		Arch: machines[platform.Architecture], CreatedAt: time.Now().UTC().Format(time.RFC3339),
+		Arch: machines[platform.Architecture], CreatedAt: time.Now().UTC().Format(time.RFC3339), OwnBytes: max(0, size-shared), Chain: chain,
 	}
 	content, err := json.MarshalIndent(made, "", "  ")
 	if err != nil {
@@ -149,4 +171,69 @@ func readUnpacked(directory string) (*Unpacked, error) {
 	}
 	_, err = os.Stat(filepath.Join(directory, "rootfs"))
 	return &known, err
+}
+
+// begin fills a new tree with what there is already: the tree that has most of the image's layers, else the ready-made one below
+// them. It answers how many layers are in, and how many bytes are shared.
+//
+// Only trees with all layers from elsewhere count, since what guests need comes after these.
+func begin(image *Image, chain []string, cache, rootfs string, base Base) (layers int, shared int64, err error) {
+	if below := longest(cache, chain, 1+image.outside); below != nil {
+		from := filepath.Join(cache, below.Recipe, "rootfs")
+		if cloneTree(from, rootfs) == nil && isWhole(rootfs, below) {
+			return len(below.Chain) - 1, below.SizeBytes, nil
+		}
+		// It was being removed, or is broken: without it, then.
+		if err := emptied(rootfs); err != nil {
+			return 0, 0, failure(CodeInternal, err, "a tree cannot be made")
+		}
+	}
+	if image.base == "" {
+		return 0, 0, nil
+	}
+	if err := cloneTree(base.Tree, rootfs); err != nil {
+		return 0, 0, failure(CodeInternal, err, "the ready-made image %s cannot be shared", base.Digest)
+	}
+	_, shared, err = countOf(rootfs)
+	return 0, shared, err
+}
+
+// longest finds the tree of the cache whose chain is the longest beginning of this one, of at least so many parts.
+func longest(cache string, chain []string, atLeast int) *Unpacked {
+	entries, err := os.ReadDir(cache)
+	if err != nil {
+		return nil
+	}
+	var best *Unpacked
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), ".") {
+			continue
+		}
+		known, err := readUnpacked(filepath.Join(cache, entry.Name()))
+		if err != nil || len(known.Chain) < atLeast || len(known.Chain) > len(chain) || !slices.Equal(known.Chain, chain[:len(known.Chain)]) {
+			continue
+		}
+		if best == nil || len(known.Chain) > len(best.Chain) {
+			best = known
+		}
+	}
+	return best
+}
+
+func isWhole(rootfs string, as *Unpacked) bool {
+	entries, size, err := countOf(rootfs)
+	return err == nil && entries == as.Entries && size == as.SizeBytes
+}
+
+func countOf(rootfs string) (entries, size int64, err error) {
+	tree, err := unpack.OpenTree(rootfs)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer tree.Close()
+	return tree.Count()
+}
+
+func emptied(rootfs string) error {
+	return errors.Join(os.RemoveAll(rootfs), os.Mkdir(rootfs, 0o755), os.Chmod(rootfs, 0o755))
 }

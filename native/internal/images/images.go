@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -108,11 +109,12 @@ type Platform struct {
 
 // index and manifest are read from the same bytes: which of them it is, the media type or the fields say.
 type document struct {
-	SchemaVersion int          `json:"schemaVersion"`
-	MediaType     string       `json:"mediaType"`
-	Manifests     []Descriptor `json:"manifests,omitempty"`
-	Config        Descriptor   `json:"config,omitzero"`
-	Layers        []Descriptor `json:"layers,omitempty"`
+	SchemaVersion int               `json:"schemaVersion"`
+	MediaType     string            `json:"mediaType"`
+	Manifests     []Descriptor      `json:"manifests,omitempty"`
+	Config        Descriptor        `json:"config,omitzero"`
+	Layers        []Descriptor      `json:"layers,omitempty"`
+	Annotations   map[string]string `json:"annotations,omitempty"`
 }
 
 // Config is the part of an image's configuration that Atoll uses.
@@ -138,7 +140,18 @@ type Image struct {
 	Config   Descriptor   `json:"config"`
 	Layers   []Descriptor `json:"layers"`
 	manifest []byte
+	// base is the ready-made image below the layers, which hosts bring along; empty: there is none.
+	base string
+	// outside counts the layers that come from elsewhere; those after them were captured in sandboxes of this deployment, on
+	// trees with what guests need. Without annotation all come from elsewhere.
+	outside int
 }
+
+// Annotations of images that were made of layers captured here. Source: src/atoll/images/assembling.py.
+const (
+	annotationBase    = "dev.atoll.base"
+	annotationOutside = "dev.atoll.outside"
+)
 
 var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
@@ -226,7 +239,26 @@ func imageOf(digest string, content []byte) (*Image, error) {
 			return nil, err
 		}
 	}
-	return &Image{Digest: digest, Config: read.Config, Layers: read.Layers, manifest: content}, nil
+	image := &Image{Digest: digest, Config: read.Config, Layers: read.Layers, manifest: content, outside: len(read.Layers)}
+	return image, image.annotate(read.Annotations)
+}
+
+// annotate reads what an image says of its making. Images from elsewhere that say so, too, only decide what is in their own tree.
+func (i *Image) annotate(said map[string]string) error {
+	if base, found := said[annotationBase]; found {
+		if !digestForm.MatchString(base) {
+			return failure(CodeRefused, nil, "%.80q is no SHA-256 digest", base)
+		}
+		i.base = base
+	}
+	if text, found := said[annotationOutside]; found {
+		count, err := strconv.Atoi(text)
+		if err != nil || count < 0 || count > len(i.Layers) || (i.base != "" && count > 0) {
+			return failure(CodeRefused, nil, "the image says that %.20q of its %d layers are from elsewhere", text, len(i.Layers))
+		}
+		i.outside = count
+	}
+	return nil
 }
 
 // parseConfig reads an image's configuration and compares it with the manifest's layers and the platform.

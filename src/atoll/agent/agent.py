@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from atoll.agent.alarm import Alarm, BootAlarm, LoopAlarm
@@ -33,10 +34,10 @@ from atoll.agent.transport import Transport
 from atoll.agent.usage import Usage
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.domain.spec import Isolation
-from atoll.drivers.port import Driver
+from atoll.drivers.port import Change, Driver
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 from atoll.wire.agent import HostHealth, Payloads
@@ -127,7 +128,9 @@ class Agent:
                 steps.on_end = deadlines.watch
                 steps.on_gone = lambda placement_id: _gone(placement_id, deadlines, quarantine)
                 usage = Usage(lambda: ledger, self._drivers, self._clock)
-                host = Host(ledger, outbox, journal, executor, deadlines, vault, quarantine, health, self._console, usage.samples)
+                host = Host(
+                    ledger, outbox, journal, executor, deadlines, vault, quarantine, health, self._console, usage.samples, self._capture
+                )
                 self._session = Session(
                     self._config,
                     self._identity,
@@ -181,6 +184,21 @@ class Agent:
                 log.info(events.COMMAND_FAILED, operation="console", placement_id=placement_id, message=str(error))
         words = self._last_words.read(placement_id)
         return words[-bytes_max:] if words is not None else None
+
+    @contextlib.asynccontextmanager
+    async def _capture(self, placement_id: str) -> AsyncIterator[tuple[Path, Change]]:
+        """What has changed in a placement's files. *Errors*: as Driver.capture; Refused PLACEMENT_LOST when it does not run here."""
+        record = None if self.ledger is None else self.ledger.get(placement_id)
+        driver = None if record is None or record.blueprint is None else self._drivers.get(record.blueprint.spec.isolation)
+        if driver is None or "/" in placement_id:
+            raise Refused(Code.PLACEMENT_LOST, f"{placement_id} is not on this host")
+        layers = self._config.layers_path
+        layers.mkdir(mode=0o700, exist_ok=True)
+        target = layers / f"{placement_id}.tar"
+        try:
+            yield target, await driver.capture(placement_id, target)
+        finally:
+            target.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
     async def _opened(self, executor: Executor) -> AsyncIterator[None]:

@@ -18,6 +18,7 @@ CREDENTIAL_FILE: Final = "credential"
 JOURNAL_FILE: Final = "agent.db"
 LOCK_FILE: Final = "lock"
 LAST_WORDS_DIRECTORY: Final = "consoles"
+LAYERS_DIRECTORY: Final = "layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class AgentConfig:
     @property
     def last_words_path(self) -> Path:
         return self.state_directory / LAST_WORDS_DIRECTORY
+
+    @property
+    def layers_path(self) -> Path:
+        """Where layers are written before control has them."""
+        return self.state_directory / LAYERS_DIRECTORY
 
     @property
     def parallel_max(self) -> int:

@@ -33,6 +33,9 @@ CONNECT_FIRST_S: Final = 0.02
 CONNECT_MOST_S: Final = 1.0
 CALL_S: Final = 5.0
 ENTROPY_BYTES: Final = 32
+START_PAUSE_FIRST_S: Final = 0.01
+START_PAUSE_MOST_S: Final = 0.25
+DETAIL_MAX: Final = 1000
 
 
 class Guests(Protocol):
@@ -43,7 +46,7 @@ class Guests(Protocol):
     ) -> Hello:
         """Return when the guest at `address` has proved itself and is initialised.
 
-        *Errors*: Refused GUEST_IDENTITY_MISMATCH, GUEST_BOOT_TIMEOUT, START_FAILED (it refused init).
+        *Errors*: Refused GUEST_IDENTITY_MISMATCH, GUEST_BOOT_TIMEOUT, START_FAILED (it refused init), START_COMMAND_FAILED.
         """
         ...
 
@@ -69,7 +72,8 @@ class TcpGuests:
                 connect_s, pause_s = CONNECT_FIRST_S, PAUSE_FIRST_S
                 while True:
                     try:
-                        return await self._once(record, address, secret, init, connect_s)
+                        hello = await self._once(record, address, secret, init, connect_s)
+                        return await self._started(record, address, secret) if waits(record) else hello
                     except LineBroken as error:
                         last = str(error)
                     if self._clock.boot() - began > QUICK_S:
@@ -77,6 +81,31 @@ class TcpGuests:
                     await asyncio.sleep(pause_s)
         except TimeoutError:
             raise Refused(Code.GUEST_BOOT_TIMEOUT, f"the guest was not ready within {ready_s:g} s: {last}") from None
+
+    async def _started(self, record: Record, address: str, token: Secret) -> Hello:
+        """The guest's hello once its start command is ready. *Errors*: Refused START_COMMAND_FAILED."""
+        assert record.blueprint is not None
+        start_s = record.blueprint.spec.start_s
+        last, pause_s = "it was not asked yet", START_PAUSE_FIRST_S
+        try:
+            async with asyncio.timeout(start_s):
+                while True:
+                    with contextlib.suppress(LineBroken):
+                        hello = await self._look(record, address, token)
+                        last = hello.start_detail[:DETAIL_MAX] or last
+                        if hello.start == "failed":
+                            raise Refused(Code.START_COMMAND_FAILED, last)
+                        if hello.start == "ready":
+                            return hello
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 1.5, START_PAUSE_MOST_S)
+        except TimeoutError:
+            raise Refused(Code.START_COMMAND_FAILED, f"the start command was not ready within {start_s:g} s: {last}") from None
+
+    async def _look(self, record: Record, address: str, token: Secret) -> Hello:
+        line = await GuestLine.open(address, self._port, within_s=CONNECT_MOST_S)
+        with contextlib.closing(line):
+            return check_hello(record, *await line.call("GET", "/atoll/hello", token=token, within_s=CALL_S))
 
     async def _once(self, record: Record, address: str, token: Secret, init: Callable[[], Awaitable[Init]], connect_s: float) -> Hello:
         line = await GuestLine.open(address, self._port, within_s=connect_s)
@@ -87,6 +116,11 @@ class TcpGuests:
                 content = (await init()).model_dump_json().encode()
                 check_init(*await line.call("POST", "/atoll/init", token=token, body=content, within_s=CALL_S))
             return hello
+
+
+def waits(record: Record) -> bool:
+    """Whether a sandbox is of use only when its start command says so."""
+    return record.blueprint is not None and bool(record.blueprint.spec.command or record.blueprint.spec.ready_command)
 
 
 def check_hello(record: Record, status: int, body: bytes) -> Hello:

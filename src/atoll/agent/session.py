@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from pathlib import Path
 from typing import Final
 
 from atoll.agent.backoff import Backoff
@@ -38,12 +41,14 @@ from atoll.agent.settling import Settling
 from atoll.agent.transport import Transport
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError, Code, Unavailable
+from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.ids import Dice
 from atoll.domain.command import Kind
+from atoll.drivers.port import Change
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 from atoll.wire.agent import (
+    LAYER,
     MESSAGE_BYTES_MAX,
     USAGE,
     Account,
@@ -111,6 +116,8 @@ class Host:
     health: Health
     console: Callable[[str, int], Awaitable[bytes | None]]
     usage: Callable[[Sequence[str], int], Awaitable[dict[str, list[Sample]]]]
+    capture: Callable[[str], AbstractAsyncContextManager[tuple[Path, Change]]]
+    """A layer of what has changed in a placement's files, as a file that goes with the context."""
 
 
 class Session:
@@ -361,6 +368,9 @@ class Session:
         return await self._transport.payloads(wanted)
 
     async def _collect(self, wish: Collect) -> None:
+        if wish.what == LAYER:
+            await self._capture(wish)
+            return
         answer = Collected(host_id=self._identity.host_id, epoch=self._run.epoch, id=wish.id, placement_id=wish.placement_id)
         if wish.what == USAGE:
             answer = answer.model_copy(update={"samples": await self._host.usage(wish.placements, wish.points_max)})
@@ -372,6 +382,22 @@ class Session:
             await self._transport.collected(answer)
         except AtollError as error:
             log.info(events.COMMAND_FAILED, operation="collect", code=error.code, placement_id=wish.placement_id)
+
+    async def _capture(self, wish: Collect) -> None:
+        """Send a layer, or say why not."""
+        try:
+            async with self._host.capture(wish.placement_id) as (path, change):
+                await self._transport.layer(wish.id, path, entries=change.entries)
+            return
+        except AtollError as error:
+            failure = error
+        except OSError as error:
+            failure = Refused(Code.HOST_DISK_FULL, f"the layer could not be written: {error.strerror}")
+        log.warning(events.COMMAND_FAILED, operation="capture", code=failure.code, placement_id=wish.placement_id, message=failure.message)
+        answer = Collected(host_id=self._identity.host_id, epoch=self._run.epoch, id=wish.id, placement_id=wish.placement_id)
+        answer = answer.model_copy(update={"code": failure.code.value, "message": failure.message[:2000]})
+        with contextlib.suppress(AtollError):
+            await self._transport.collected(answer)
 
     # errors
     def _after(self, error: AtollError) -> float:

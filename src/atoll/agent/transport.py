@@ -10,9 +10,9 @@ OutcomeUnknown (sent, and no answer, or one that makes no sense).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import IO, Final, Protocol, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
@@ -42,6 +42,7 @@ from atoll.wire.wellknown import PATH, WellKnown
 M = TypeVar("M", bound=BaseModel)
 
 CALL_S: Final = 15.0
+LAYER_S: Final = 600.0
 POLL_SLACK_S: Final = 15.0
 """How much longer than it asked for the agent waits for a parked poll."""
 
@@ -58,6 +59,8 @@ class Transport(Protocol):
     async def accounts(self, message: Accounts) -> AccountsAnswer: ...
 
     async def collected(self, message: Collected) -> None: ...
+
+    async def layer(self, wish_id: str, path: Path, *, entries: int) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -108,6 +111,12 @@ class HttpTransport:
         """See Transport."""
         await self._send("collected", message, within_s=CALL_S)
 
+    async def layer(self, wish_id: str, path: Path, *, entries: int) -> None:
+        """Send a layer that control has asked for."""
+        with await asyncio.to_thread(path.open, "rb") as file:
+            headers = {"Atoll-Entries": str(entries), "Content-Type": "application/octet-stream"}
+            await self._ask("PUT", f"/agent/v1/layers/{wish_id}", file, what="layer", within_s=LAYER_S, headers=headers)
+
     async def close(self) -> None:
         """Hang up."""
         if self._session is not None:
@@ -121,15 +130,24 @@ class HttpTransport:
         data = message.model_dump_json(exclude_none=True).encode()
         return await self._ask("POST", f"/agent/v1/{name}", data, what=name, within_s=within_s)
 
-    async def _ask(self, method: str, path: str, data: bytes | None, *, what: str, within_s: float) -> bytes:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        data: bytes | IO[bytes] | None,
+        *,
+        what: str,
+        within_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
         session = self._open()
         at, url = self._at, self._urls[self._at % len(self._urls)]
-        headers = {"Content-Type": "application/json"}
+        sent = {"Content-Type": "application/json", **(headers or {})}
         if self._credential is not None:
-            headers["Authorization"] = f"Bearer {self._credential.reveal()}"
+            sent["Authorization"] = f"Bearer {self._credential.reveal()}"
         timeout = aiohttp.ClientTimeout(total=within_s, sock_connect=5.0)
         try:
-            async with session.request(method, url + path, data=data, headers=headers, timeout=timeout, allow_redirects=False) as response:
+            async with session.request(method, url + path, data=data, headers=sent, timeout=timeout, allow_redirects=False) as response:
                 body = await _read(response)
                 if response.status >= 300:
                     raise refusal(response.status, body, response.headers.get("Retry-After"))

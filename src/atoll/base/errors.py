@@ -108,6 +108,13 @@ class Code(StrEnum):
     IMPORT_NOT_FOUND = "IMPORT_NOT_FOUND"
     IMPORT_INTERRUPTED = "IMPORT_INTERRUPTED"
     TEMPLATE_IN_USE = "TEMPLATE_IN_USE"
+    BUILD_NOT_FOUND = "BUILD_NOT_FOUND"
+    BUILD_FAILED = "BUILD_FAILED"
+    BUILD_CANCELLED = "BUILD_CANCELLED"
+    BUILD_INTERRUPTED = "BUILD_INTERRUPTED"
+    BUILD_TIMEOUT = "BUILD_TIMEOUT"
+    BUILD_QUOTA = "BUILD_QUOTA"
+    START_COMMAND_FAILED = "START_COMMAND_FAILED"
 
 
 HINTS: Final[Mapping[Code, str]] = {
@@ -196,6 +203,13 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.IMPORT_NOT_FOUND: "It is another team's, or it ended long ago; `atoll template list` shows what there is.",
     Code.IMPORT_INTERRUPTED: "Control was stopped meanwhile; import again, what was fetched is kept.",
     Code.TEMPLATE_IN_USE: "Release its sandboxes first; `atoll sandbox list` shows them.",
+    Code.BUILD_NOT_FOUND: "It is another template's or another team's, or it ended long ago.",
+    Code.BUILD_FAILED: "A step of the template's build did not succeed; the build's log says what it wrote.",
+    Code.BUILD_CANCELLED: "A newer build of the same template and tag took its place, or the template was deleted.",
+    Code.BUILD_INTERRUPTED: "Control was stopped too often while it built; build again, the steps that were done are kept.",
+    Code.BUILD_TIMEOUT: "Make the steps faster, or fewer; what was done is kept and found again by the next build.",
+    Code.BUILD_QUOTA: "Wait until one of the team's builds has ended.",
+    Code.START_COMMAND_FAILED: "The template's start command ended or never got ready; `atoll sandbox logs` shows what it wrote.",
 }
 
 

@@ -39,6 +39,8 @@ class Prefix(StrEnum):
     IMPORT = "imp_"
     REPLICA = "rep_"
     ALERT = "alr_"
+    BUILD = "bld_"
+    """Before a build's own UUID: how sandboxes that a build needs name their client."""
 
 
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"

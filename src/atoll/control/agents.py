@@ -22,6 +22,8 @@ from atoll.planning.admission import Bucket
 from atoll.wire import agent as wire
 
 PREFIX: Final = "/agent/v1/"
+LAYERS: Final = "layers/"
+_DIGITS_MAX: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ class Agents:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = str(scope["path"]).removeprefix(PREFIX)
+        if scope["method"] == "PUT" and call.startswith(LAYERS):
+            await self._layer(scope, receive, send, call.removeprefix(LAYERS))
+        else:
+            await self._message(scope, receive, send, call)
+
+    async def _message(self, scope: Scope, receive: Receive, send: Send, call: str) -> None:
         if scope["method"] != "POST":
             raise Refused(Code.INVALID_REQUEST, "agents' calls are POST")
         data = await asgi.body(receive, limit=wire.MESSAGE_BYTES_MAX)
@@ -80,6 +88,14 @@ class Agents:
                 await asgi.answer(send, 204, b"")
             case _:
                 raise Refused(Code.INVALID_REQUEST, "no such call")
+
+    async def _layer(self, scope: Scope, receive: Receive, send: Send, wish_id: str) -> None:
+        host = await self._host(scope)
+        entries = asgi.header(scope, b"atoll-entries")
+        if self._sessions.captures is None or not entries.isdigit() or len(entries) > _DIGITS_MAX:
+            raise Refused(Code.INVALID_REQUEST, "a layer comes with its number of entries, to a control that asked for it")
+        await self._sessions.captures.receive(host.id, wish_id, int(entries), receive)
+        await asgi.answer(send, 204, b"")
 
     async def _host(self, scope: Scope) -> Host:
         """Who calls. *Errors*: Refused UNAUTHENTICATED, CREDENTIAL_REVOKED; Unavailable RATE_LIMITED."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.control.captures import Captures
 from atoll.control.consoles import Consoles
 from atoll.control.orders import Orders
 from atoll.control.settling import settled
@@ -35,6 +36,7 @@ class Answers:
     store: Store
     orders: Orders
     consoles: Consoles
+    captures: Captures | None
     incarnation: str
 
     async def make(
@@ -64,6 +66,8 @@ class Answers:
         answer.forget.extend(sorted(p for p in tombstones if p in gone or p in unknown)[:FORGET_PER_POLL_MAX])
         answer.unknown.extend(sorted(p for p in poll.holds if p in unknown and p not in tombstones)[:UNKNOWN_PER_POLL_MAX])
         answer.collect.extend(self.consoles.wanted(host.id))
+        if self.captures is not None:
+            answer.collect.extend(self.captures.wanted(host.id, poll.epoch, wire.COMMANDS_PER_POLL_MAX - len(answer.collect)))
         return answer
 
     async def _fill(

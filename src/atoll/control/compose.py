@@ -21,10 +21,14 @@ from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import AtollError, Bug, Code
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.control import agents, bootstrap, routes, wellknown
-from atoll.control.api import archives
+from atoll.control.api import archives, uploads
 from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
 from atoll.control.asgi import Receive, Scope, Send
+from atoll.control.builds.builds import BUILD_S, Builds
+from atoll.control.builds.port import Workshop
+from atoll.control.builds.workshop import Connect, SandboxWorkshop
+from atoll.control.captures import Captures
 from atoll.control.configuration import Configuration
 from atoll.control.consoles import Consoles
 from atoll.control.counting import Counted
@@ -90,6 +94,10 @@ class ControlSettings:
     """Where blobs of imported images and uploads are kept; None: nothing is imported."""
     image_program: Path | None = None
     """`atoll-io`."""
+    inside: Connect | None = None
+    """How builds speak to the inside of their sandboxes; None: nothing is built."""
+    workshop: Workshop | None = None
+    """In place of sandboxes, for tests of builds."""
     bootstrap: Path | None = None
     boot_id: str | None = None
     """Of this machine's kernel; None: steps of the wall clock between two processes are not looked for."""
@@ -169,7 +177,7 @@ class Control:
         self.alerts = Alerts(
             store=store, clock=clock, dice=dice, hub=hub, directory=directory, meter=meter, process=f"control-{dice(4).hex()}"
         )
-        consoles = Consoles(hub=hub, dice=dice)
+        consoles, captures = Consoles(hub=hub, dice=dice), self._captures(hub)
         self.fencing = Fencing(reconciler, directory, clock)
         self.watch = Watch(reconciler, directory, clock)
         self.sessions = Sessions(
@@ -182,9 +190,10 @@ class Control:
             consoles=consoles,
             fencing=self.fencing,
             incarnation=incarnation,
+            captures=captures,
         )
-        self.configuration = Configuration(store=store, clock=clock, built_in=settings.deployment)
-        await self.configuration.follow()
+        self.configuration = configuration = Configuration(store=store, clock=clock, built_in=settings.deployment)
+        await configuration.follow()
         self.enrollment = Enrollment(
             store=store,
             clock=clock,
@@ -192,20 +201,27 @@ class Control:
             directory=directory,
             install_id=settings.install_id,
             auto_activate=settings.auto_activate,
-            configuration=self.configuration,
+            configuration=configuration,
         )
-        self.keys = Keys(store=store, clock=clock, dice=dice, configuration=self.configuration)
+        self.keys = Keys(store=store, clock=clock, dice=dice, configuration=configuration)
         if settings.bootstrap is not None:
             await bootstrap.apply(settings.bootstrap, keys=self.keys, enrollment=self.enrollment)
         await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
         if shared is not None:
             await self._follow(shared)
-        await store.read(directory.load)
+        await self._load(store)
+        self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles)
+        await self._resume(store)
+        self._serve()
+
+    async def _load(self, store: Store) -> None:
+        await store.read(self.reconciler.directory.load)
         self._routes.load(await store.read(stored.reachable))
         await self._join(store)
-        self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles)
+
+    async def _resume(self, store: Store) -> None:
         await self.imports.open()
-        self._serve()
+        await self.builds.open(alone=isinstance(store, SqliteStore))
 
     def _metering(self, store: Store) -> Meter:
         meter = Meter()
@@ -288,6 +304,8 @@ class Control:
             usages=Usages(clock=self._clock, consoles=consoles),
             configuration=self.configuration,
         )
+        self.builds = self._builds(store, orders=orders, templates=templates, sandboxes=sandboxes)
+        self.uploads = uploads.Uploads(tokens, self._clock, self.builds.archive, request_id=lambda: self._dice(8).hex())
         whys = Whys(
             store=store,
             clock=self._clock,
@@ -300,10 +318,31 @@ class Control:
             sandboxes=sandboxes,
             templates=templates,
             imports=self.imports,
+            builds=self.builds,
             hosts=hosts,
             tokens=tokens,
             configuration=self.configuration,
             whys=whys,
+        )
+
+    def _captures(self, hub: Hub) -> Captures | None:
+        images = self.settings.images
+        self.captures = None if images is None else Captures(hub=hub, dice=self._dice, store=images)
+        return self.captures
+
+    def _builds(self, store: Store, *, orders: Orders, templates: Templates, sandboxes: Sandboxes) -> Builds:
+        settings, workshop = self.settings, self.settings.workshop
+        if workshop is None and settings.inside is not None and self.captures is not None and self.imports.carrier is not None:
+            workshop = SandboxWorkshop(sandboxes, self.imports, self.captures, settings.inside, BUILD_S)
+        return Builds(
+            store=store,
+            clock=self._clock,
+            dice=self._dice,
+            sealer=orders.sealer,
+            templates=templates,
+            workshop=workshop,
+            uploads=self.imports.uploads,
+            owner=new_id(Prefix.REPLICA, self._dice),
         )
 
     def _serve(self) -> None:
@@ -331,8 +370,10 @@ class Control:
                 ready=lambda: self._started,
                 replicas=self._replica_views,
                 dice=self._dice,
+                building=(self.builds, self.uploads),
                 extra=[
                     *self.hot,
+                    (uploads.PREFIX, self.uploads),
                     (archives.PREFIX, archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex())),
                 ],
             )
@@ -343,6 +384,7 @@ class Control:
             self._spawn(self._replicas.run())
         self._spawn(self.fencing.run())
         self._spawn(self.watch.run())
+        self._spawn(self.builds.run())
         self._spawn(refresh.run(reconciler.store, configuration=self.configuration, directory=reconciler.directory if shared else None))
         self._spawn(self.alerts.run())
         if self._export.on:
@@ -367,6 +409,7 @@ class Control:
         self._started = False
         self._routes.close()
         await self.imports.close()
+        await self.builds.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

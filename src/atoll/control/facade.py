@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from atoll.base.errors import Code
 from atoll.base.secret import Secret
+from atoll.control.builds.builds import Builds
 from atoll.control.configuration import Configuration
 from atoll.control.enrollment import TOKEN_LIFE_S
 from atoll.control.hosts import Hosts
@@ -29,13 +30,14 @@ from atoll.wire import agent as wire
 class Facade:
     """Implements control.service.Service."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a composition root's arguments
         self,
         *,
         keys: Keys,
         sandboxes: Sandboxes,
         templates: Templates,
         imports: Imports,
+        builds: Builds,
         hosts: Hosts,
         tokens: Tokens,
         configuration: Configuration,
@@ -47,6 +49,7 @@ class Facade:
         self._sandboxes = sandboxes
         self._templates = templates
         self._imports = imports
+        self._builds = builds
         self._hosts = hosts
         self._tokens = tokens
 
@@ -122,6 +125,7 @@ class Facade:
     async def delete_template(self, caller: Caller, reference: str) -> Template:
         template = await self._templates.get(caller, reference)
         await self._imports.delete(caller, template)
+        self._builds.drop(template)
         return template
 
     async def templates(self, caller: Caller) -> Sequence[Template]:

@@ -12,7 +12,7 @@ import contextlib
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +23,15 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
 from atoll.control.service import Caller
+from atoll.domain.building import DEFAULT_TAG
 from atoll.domain.importing import MOVES, Event, Import, ImportRequest, State
 from atoll.domain.machine import step
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Role
 from atoll.images import blobs
 from atoll.images.carrier import Carrier
+from atoll.store import builds, tenancy
 from atoll.store import imports as stored
-from atoll.store import tenancy
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
@@ -60,6 +61,8 @@ class Imports:
     uploads: Path
     logs: dict[str, list[str]] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    holders: int = 0
+    """Builds under way: they count on blobs that nothing on record names yet."""
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SIDE_BY_SIDE))
 
     async def open(self) -> None:
@@ -143,18 +146,28 @@ class Imports:
             if count := stored.sandboxes_on(conn, template.id):
                 raise Refused(Code.TEMPLATE_IN_USE, f"{count} sandboxes use template {template.name!r}")
             stored.remove_template(conn, template.id)
+            builds.remove_of_template(conn, template.id)
 
         await self.store.write(work)
         LOG.info(names.TEMPLATE_REMOVED, name=template.name, image=template.image)
         await self.collect()
 
+    @contextlib.asynccontextmanager
+    async def keeping(self) -> AsyncIterator[None]:
+        """While this is open no blob is removed."""
+        self.holders += 1
+        try:
+            yield
+        finally:
+            self.holders -= 1
+
     async def collect(self) -> None:
         """Remove the blobs that no template and no living sandbox needs, when nothing is being pulled."""
         if self.carrier is None:
             return
-        wanted = await self.store.read(stored.images_wanted)
+        wanted = await self.store.read(lambda conn: stored.images_wanted(conn) | builds.images_wanted(conn))
         # No await in between: a pull that begins meanwhile would count on blobs that go.
-        if not self.tasks - {asyncio.current_task()}:
+        if not self.tasks - {asyncio.current_task()} and not self.holders:
             blobs.collect(self.carrier.store, wanted)
 
     async def _run(self, one: Import, request: ImportRequest, source: str) -> None:
@@ -230,6 +243,7 @@ class Imports:
         )
         if stored.end(conn, ended):
             tenancy.put_template(conn, template)
+            builds.untag(conn, template.id, [DEFAULT_TAG])
 
     def _failed(self, one: Import, code: Code, message: str) -> Import:
         log = (*self.logs.get(one.id, one.log), f"failed: {code}: {message}")

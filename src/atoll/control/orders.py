@@ -33,7 +33,7 @@ class Orders:
 
     def __init__(self, *, store: Store, sealer: Sealer, tokens: Tokens, clock: Clock) -> None:
         self._store = store
-        self._sealer = sealer
+        self.sealer = sealer
         self._tokens = tokens
         self._clock = clock
 
@@ -45,12 +45,12 @@ class Orders:
                 Code.CLASS_LIMIT, f"environment and files have {size} bytes as they travel, at most {PAYLOAD_BYTES_MAX} are allowed"
             )
         clear = json.dumps({"env": env, "files": files}, sort_keys=True, separators=(",", ":")).encode()
-        sealed = Sealed(self._sealer.seal(clear, table=TABLE, row=sandbox_id), exposes)
+        sealed = Sealed(self.sealer.seal(clear, table=TABLE, row=sandbox_id), exposes)
         return sealed, hashlib.sha256(clear).hexdigest()
 
     def open(self, sandbox: Sandbox, sealed: Sealed) -> wire.InitPayload:
         """What the sandbox's guest gets by init."""
-        clear = json.loads(self._sealer.open(sealed.content, table=TABLE, row=sandbox.id))
+        clear = json.loads(self.sealer.open(sealed.content, table=TABLE, row=sandbox.id))
         token = self._tokens.access(sandbox.id) if sandbox.secured else None
         return wire.InitPayload(env=clear["env"], files=clear["files"], access_token=token)
 

@@ -31,7 +31,8 @@ from atoll.control.tokens import Tokens
 from atoll.control.usages import Usages
 from atoll.domain.operations import Act, Action
 from atoll.domain.sandbox import STARTING, TERMINAL, Condition, Sandbox, State
-from atoll.domain.spec import OnEnd
+from atoll.domain.spec import OnEnd, Spec
+from atoll.domain.template import Template
 from atoll.planning import resolve
 from atoll.planning.admission import Limits
 from atoll.planning.reconcile import EndMoved, Facts, ReleaseRequested, ReplacementAuthorized
@@ -71,24 +72,28 @@ class Sandboxes:
     streams: int = 0
     """Of events, that are open."""
 
-    async def create(self, caller: Caller, request: CreateRequest) -> Sandbox:
-        """As Service.create."""
+    async def create(
+        self, caller: Caller, request: CreateRequest, *, template: Template | None = None, shape: Callable[[Spec], Spec] | None = None
+    ) -> Sandbox:
+        """As Service.create. For builds: `template` in place of one on record, and a last word on the spec."""
         meter = self.reconciler.meter
         meter.creating += 1
         try:
-            return await self._create(caller, request)
+            return await self._create(caller, request, template, shape)
         except AtollError as error:
             meter.create_refused(error.code)
             raise
         finally:
             meter.creating -= 1
 
-    async def _create(self, caller: Caller, request: CreateRequest) -> Sandbox:
+    async def _create(
+        self, caller: Caller, request: CreateRequest, template: Template | None, shape: Callable[[Spec], Spec] | None
+    ) -> Sandbox:
         if request.request_id is not None:
             known = await self._repeated(caller, request)
             if known is not None:
                 return known
-        sandbox, placed = await self._accept(caller, request)
+        sandbox, placed = await self._accept(caller, request, template, shape)
         self.reconciler.meter.accepted(sandbox.spec.class_name)
         if not request.wait:
             await self.reconciler.settle(sandbox.id, known=placed)
@@ -99,6 +104,8 @@ class Sandboxes:
         """As Service.get."""
         found = await self.store.read(lambda conn: sandboxes.get(conn, sandbox_id)) if is_id(Prefix.SANDBOX, sandbox_id) else None
         if found is None or (found.team_id != caller.team.id and not (caller.operator and every_team)):
+            raise not_found(sandbox_id)
+        if sandboxes.is_hidden(found) and found.client_id != caller.client.id and not caller.operator:
             raise not_found(sandbox_id)
         if not ended and (found.state in _ENDED or found.state in STARTING):
             raise not_found(sandbox_id)
@@ -287,11 +294,15 @@ class Sandboxes:
             raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running")
         return known
 
-    async def _accept(self, caller: Caller, request: CreateRequest) -> tuple[Sandbox, facts.Committed | None]:
+    async def _accept(
+        self, caller: Caller, request: CreateRequest, given: Template | None, shape: Callable[[Spec], Spec] | None
+    ) -> tuple[Sandbox, facts.Committed | None]:
         deployment = self.configuration.current
         policy = resolve.class_of(request, deployment)
-        template = await self.templates.get(caller, resolve.template_of(request, policy))
+        template = given or await self.templates.get(caller, resolve.template_of(request, policy))
         spec = resolve.resolve(request, template=template, policy=policy)
+        if shape is not None:
+            spec = shape(spec)
         now = self.clock.now()
         sandbox_id = SandboxId(new_id(Prefix.SANDBOX, self.dice))
         env = {**dict(template.env), **request.env}
@@ -324,8 +335,9 @@ class Sandboxes:
         def work(conn: sa.Connection) -> None:
             tallies.admit(conn, team_id=caller.team.id, client_id=caller.client.id, limits=limits)
             facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id(), request_id=caller.request_id)
-            tenancy.spawned(conn, template.id, now=now)
-            operations.audit(conn, act, at=now)
+            if given is None:
+                tenancy.spawned(conn, template.id, now=now)
+                operations.audit(conn, act, at=now)
 
         act = Act(caller.actor(), Action.SANDBOX_CREATE, sandbox.id, data={"template": template.name, "class": spec.class_name})
         self.store.require_room()

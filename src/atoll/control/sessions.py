@@ -24,6 +24,7 @@ from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.ids import EpochId
 from atoll.control import commits
 from atoll.control.answers import Answers
+from atoll.control.captures import Captures
 from atoll.control.consoles import Consoles
 from atoll.control.deliveries import Deliveries
 from atoll.control.directory import Directory
@@ -84,6 +85,7 @@ class Sessions:
         consoles: Consoles,
         fencing: Fencing,
         incarnation: str,
+        captures: Captures | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -92,10 +94,11 @@ class Sessions:
         self._reconciler = reconciler
         self._orders = orders
         self._consoles = consoles
+        self.captures = captures
         self._fencing = fencing
         self._incarnation = incarnation
         self._settling = Settling(reconciler, clock, incarnation)
-        self._answers = Answers(store=store, orders=orders, consoles=consoles, incarnation=incarnation)
+        self._answers = Answers(store=store, orders=orders, consoles=consoles, captures=captures, incarnation=incarnation)
         self._deliveries = Deliveries(store, clock, reconciler, orders)
         self._inspection = Inspection()
         self._sessions: dict[str, _Session] = {}
@@ -174,8 +177,10 @@ class Sessions:
             raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
 
     def collected(self, host: Host, message: wire.Collected) -> None:
-        """A console that somebody asked for. *Errors*: as `observe`."""
+        """A console that somebody asked for, or why a layer cannot be had. *Errors*: as `observe`."""
         self._holds(host, message.epoch)
+        if self.captures is not None and message.code is not None:
+            self.captures.failed(host.id, message)
         self._consoles.collected(message)
 
     async def hear(

@@ -42,6 +42,14 @@ class Tokens:
         """What is kept of a request's body, to know it again: without the key nobody can try out what was in it."""
         return hmac.new(self._root, b"request|" + content, hashlib.sha256).hexdigest()
 
+    def upload(self, team_id: str, files_hash: str, until: int) -> str:
+        """The signature of a link for sending files until a moment (wall seconds)."""
+        return hmac.new(self._root, f"upload|{team_id}|{files_hash}|{until}".encode(), hashlib.sha256).hexdigest()
+
+    def is_upload(self, team_id: str, files_hash: str, until: int, signature: str) -> bool:
+        """Whether a signature is ours, for this."""
+        return hmac.compare_digest(self.upload(team_id, files_hash, until).encode(), signature.encode())
+
     def guest(self, placement: Placement, scope: str) -> str:
         """A token for one placement's guest. *Idempotency*: the same placement and scope give the same token."""
         claims = guest.claims(

@@ -107,7 +107,16 @@ class Spec:
     default_user: str = "user"
     default_workdir: str | None = None
     command: tuple[str, ...] = ()
+    """The start command; empty: none."""
+    command_user: str = ""
+    """Whom the start and the ready command run as; empty: root."""
+    ready_command: tuple[str, ...] = ()
+    """The sandbox is ready once this has ended well; empty: as soon as the start command runs."""
+    start_s: float = 45.0
+    """How long that may take. Less than a create's patience, so that its failure is told and not only its absence."""
     network: NetworkSpec = field(default_factory=NetworkSpec)
+    tmp_on_disk: bool = False
+    """The guest's `tmp` is a directory like any other, kept with the rest: for steps of builds, which leave things there for each other."""
     arch: str = "x86_64"
     regions: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()

@@ -20,7 +20,7 @@ class Template:
     build_id: str
     """A UUID."""
     image: str
-    """Digest of the image."""
+    """Digest of the image; empty until a first build is ready."""
     cpu_millis: int
     memory_mib: int
     disk_mib: int
@@ -34,5 +34,9 @@ class Template:
     """Environment of what runs inside, below what a request sets."""
     command: tuple[str, ...] = ()
     """The start command: runs in each new sandbox."""
+    command_user: str = ""
+    """Whom the start command runs as; empty: root."""
+    ready_command: tuple[str, ...] = ()
+    """Says, by its status, whether the start command has got so far that a sandbox is of use."""
     source: str = ""
     """Where its image came from; empty for ready-made ones."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from atoll.domain.spec import Isolation, Spec
@@ -35,6 +36,8 @@ class Capabilities:
     """Sandboxes go on while the agent is away, and are adopted."""
     metered: bool = False
     """What a placement uses can be told (Metered)."""
+    layers: bool = False
+    """It hands out what has changed in a placement's files (`capture`)."""
     guest_handshake: bool = True
     """A running guest answers GET /atoll/hello; False (fakes): it is ready as soon as it runs."""
 
@@ -130,6 +133,16 @@ class Usage:
     """Of the host's disk."""
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has changed in a placement's files since its image: a layer, as a tar that is not compressed. *Units*: bytes."""
+
+    digest: str
+    size: int
+    entries: int
+    """Names in it; 0: nothing has changed."""
+
+
 OnExit = Callable[[str, str], Awaitable[None]]
 """`await on_exit(placement_id, reason)`: called once when a running guest ends without `stop` or `remove` having been asked."""
 
@@ -201,4 +214,11 @@ class Driver(Protocol):
 
     async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
         """The last output of the guest's console; empty when there is none."""
+        ...
+
+    async def capture(self, placement_id: str, target: Path) -> Change:
+        """Write what has changed in its files to a new file. The guest may be ended by it, which is no news then.
+
+        *Errors*: Refused NOT_SUPPORTED, PLACEMENT_LOST (there is nothing to capture), IMAGE_REFUSED (no layer can hold it), HOST_DISK_FULL.
+        """
         ...

@@ -43,6 +43,8 @@ class CachedImage:
     arch: str
     size_bytes: int
     entries: int
+    own_bytes: int = 0
+    """What it does not share with the tree that it was made from; all of it where nothing is said."""
 
     @property
     def rootfs(self) -> Path:
@@ -60,6 +62,7 @@ def _manifest(directory: Path) -> CachedImage:
             str(content.get("arch", "")),
             int(content["size_bytes"]),
             int(content["entries"]),
+            int(content.get("own_bytes", content["size_bytes"])),
         )
         recipe = content["recipe_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:

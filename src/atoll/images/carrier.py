@@ -38,9 +38,13 @@ class Carrier:
         """
         return await self._run(["pull", "--source", source, "--options", "-"], json.dumps(dict(options or {})).encode(), told)
 
-    async def unpack(self, digest: str, cache: Path) -> dict[str, Any]:
-        """Have the image's root file system in the cache. *Errors*: as `pull`."""
-        return await self._run(["unpack", "--image", digest, "--cache", str(cache)], b"", lambda _line: None)
+    async def unpack(self, digest: str, cache: Path, *, base: tuple[str, Path] | None = None) -> dict[str, Any]:
+        """Have the image's root file system in the cache. `base`: digest and tree of the ready-made image that it stands on.
+
+        *Errors*: as `pull`.
+        """
+        below = [] if base is None else ["--base", base[0], "--base-tree", str(base[1])]
+        return await self._run(["unpack", "--image", digest, "--cache", str(cache), *below], b"", lambda _line: None)
 
     async def _run(self, arguments: Sequence[str], given: bytes, told: Told) -> dict[str, Any]:
         pipe = asyncio.subprocess.PIPE

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from atoll.images import assembling
 from atoll.images.cache import OWN, CachedImage, ImageCache
 from atoll.images.carrier import Carrier
 
@@ -44,17 +45,29 @@ class Unpacking:
             if self._pins[digest] <= 0:
                 del self._pins[digest]
 
-    async def ensure(self, digest: str) -> None:
-        """Have the image's tree. *Errors*: those of `Carrier.unpack`. *Idempotency*: a tree that is there stays."""
+    @property
+    def program(self) -> Path:
+        """`atoll-io`."""
+        return self._carrier.program
+
+    def base_of(self, digest: str) -> str | None:
+        """The ready-made image that an image stands on; None when it stands on none."""
+        return assembling.base_of(self._carrier.store, digest)
+
+    async def ensure(self, digest: str, *, base: tuple[str, Path] | None = None) -> None:
+        """Have the image's tree. `base`: digest and tree of what `base_of` names.
+
+        *Errors*: those of `Carrier.unpack`. *Idempotency*: a tree that is there stays.
+        """
         task = self._running.get(digest)
         if task is None:
-            task = self._running[digest] = asyncio.create_task(self._unpack(digest), name=f"unpack {digest}")
+            task = self._running[digest] = asyncio.create_task(self._unpack(digest, base), name=f"unpack {digest}")
             task.add_done_callback(lambda _task: self._running.pop(digest, None))
         # Who stops waiting does not stop the others.
         await asyncio.shield(task)
 
-    async def _unpack(self, digest: str) -> None:
-        await self._carrier.unpack(digest, self.directory)
+    async def _unpack(self, digest: str, base: tuple[str, Path] | None) -> None:
+        await self._carrier.unpack(digest, self.directory, base=base)
 
     async def close(self) -> None:
         """End what runs; nothing half-made is left in use."""
@@ -66,7 +79,7 @@ class Unpacking:
     async def collect(self, cache: ImageCache, in_use: Callable[[], set[str]]) -> list[str]:
         """Remove what nothing uses, least recently used first, until the limit holds. Answers the removed digests."""
         own = await asyncio.to_thread(lambda: [image for image in cache.all() if image.directory.parent == self.directory / OWN])
-        total = sum(image.size_bytes for image in own)
+        total = sum(image.own_bytes for image in own)
         removed: list[str] = []
         for image in sorted(own, key=_used_at):
             if total <= self._size_bytes_max:
@@ -77,7 +90,7 @@ class Unpacking:
             doomed = image.directory.with_name(DOOMED + image.directory.name)
             image.directory.rename(doomed)
             await asyncio.to_thread(shutil.rmtree, doomed)
-            total -= image.size_bytes
+            total -= image.own_bytes
             removed.append(image.digest)
         return removed
 

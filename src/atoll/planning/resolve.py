@@ -101,6 +101,8 @@ def _timeout_s(request: CreateRequest, policy: WorkloadClass) -> int:
 
 
 def _check_template(template: Template, policy: WorkloadClass) -> None:
+    if not template.image:
+        raise Refused(Code.TEMPLATE_NOT_FOUND, f"template {template.name!r} has no build that is ready")
     if policy.templates and not {template.id, template.name, *template.aliases} & set(policy.templates):
         allowed = ", ".join(policy.templates)
         raise Refused(Code.CLASS_LIMIT, f"class {policy.name} does not take template {template.name}; it takes {allowed}")
@@ -134,6 +136,8 @@ def resolve(request: CreateRequest, *, template: Template, policy: WorkloadClass
         default_user=template.default_user,
         default_workdir=template.default_workdir,
         command=template.command,
+        command_user=template.command_user,
+        ready_command=template.ready_command,
         network=_network(request, policy),
         arch=policy.arch,
         regions=policy.regions,

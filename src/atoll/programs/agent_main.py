@@ -96,6 +96,7 @@ def _oci_drivers(place: Layout, mark: Mark, *, subnet: int) -> dict[Isolation, D
             crun=_found("crun"),
             runc=_found("runc"),
             unpacking=unpacking,
+            packer=binaries / "atoll-io",
         )
 
     return {

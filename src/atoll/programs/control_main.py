@@ -31,6 +31,7 @@ from atoll.telemetry.log import configure, get_logger
 if TYPE_CHECKING:
     import uvicorn
 
+    from atoll.control.builds.workshop import Connect, Inside
     from atoll.control.compose import ControlSettings
     from atoll.control.wellknown import Joining
     from atoll.programs.secure import App
@@ -89,6 +90,7 @@ def settings(place: Layout, config: instance.Config, entry: Door) -> ControlSett
         version=version("atoll"),
         images=place.blobs,
         image_program=bin_directory() / "atoll-io",
+        inside=_inside(f"http://127.0.0.1:{config.port}"),
         bootstrap=place.bootstrap,
         boot_id=boot_id(),
         auto_activate=decided.auto_activate,
@@ -97,6 +99,18 @@ def settings(place: Layout, config: instance.Config, entry: Door) -> ControlSett
         machine=socket.gethostname()[:64],
         telemetry={name: value for name, value in os.environ.items() if name.startswith("OTEL_")},
     )
+
+
+def _inside(edge: str) -> Connect:
+    """How builds reach their sandboxes: through this machine's edge."""
+
+    def connect(sandbox_id: str, token: str) -> Inside:
+        # An instance that builds nothing does without the client.
+        from atoll.programs.inside import connected
+
+        return connected(edge, sandbox_id, token)
+
+    return connect
 
 
 def _joining(decided: control_config.ControlConfig) -> Joining:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from atoll.base.ids import TeamId, TemplateId
+from atoll.base.ids import Prefix, TeamId, TemplateId
 from atoll.domain.importing import Import, State
 from atoll.store.tables import SANDBOXES, TEMPLATE_IMPORTS, TEMPLATES
 
@@ -45,9 +45,10 @@ def forget(conn: sa.Connection, *, before: float) -> int:
 
 
 def sandboxes_on(conn: sa.Connection, template_id: str) -> int:
-    """How many sandboxes of a template have not ended."""
+    """How many sandboxes of a template have not ended; those of its builds do not count."""
     ended = SANDBOXES.c.state.in_(("released", "failed"))
-    query = sa.select(sa.func.count()).where(SANDBOXES.c.spec["template_id"].as_string() == template_id, sa.not_(ended))
+    hidden = SANDBOXES.c.client_id.startswith(Prefix.BUILD, autoescape=True)
+    query = sa.select(sa.func.count()).where(SANDBOXES.c.spec["template_id"].as_string() == template_id, sa.not_(ended), sa.not_(hidden))
     return int(conn.execute(query).scalar_one())
 
 

@@ -257,4 +257,6 @@ def template(row: Row) -> Template:
         env=tuple(sorted(row["env"].items())),
         command=tuple(row["command"]),
         source=row["source"],
+        command_user=row["command_user"],
+        ready_command=tuple(row["ready_command"]),
     )

@@ -8,6 +8,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from atoll.base.ids import Prefix
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Sandbox, State
 from atoll.store import rows, tallies
@@ -67,9 +68,10 @@ def find(conn: sa.Connection, wanted: Filter) -> Sequence[Sandbox]:
 
 
 def _matching(wanted: Filter, dialect: str) -> Iterator[sa.ColumnElement[bool]]:
-    """What a sandbox must be like, whatever its state."""
+    """What a sandbox must be like, whatever its state. Those of builds are in no team's list."""
     if wanted.team_id is not None:
         yield SANDBOXES.c.team_id == wanted.team_id
+        yield sa.not_(SANDBOXES.c.client_id.startswith(Prefix.BUILD, autoescape=True))
     if wanted.started_after is not None:
         yield _started_at >= wanted.started_after
     if wanted.template_id is not None:
@@ -83,6 +85,17 @@ def _has(key: str, value: str, dialect: str) -> sa.ColumnElement[bool]:
     each = sa.func.json_each if dialect == "sqlite" else sa.func.json_each_text
     pairs = each(SANDBOXES.c.metadata).table_valued("key", "value")
     return sa.exists(sa.select(sa.literal(1)).select_from(pairs).where(pairs.c.key == key, pairs.c.value == value))
+
+
+def is_hidden(sandbox: Sandbox) -> bool:
+    """Whether a sandbox serves a build: only that sees it."""
+    return sandbox.client_id.startswith(Prefix.BUILD)
+
+
+def living_of(conn: sa.Connection, client_id: str) -> Sequence[str]:
+    """Ids of a client's sandboxes that have not ended."""
+    query = sa.select(SANDBOXES.c.id).where(SANDBOXES.c.client_id == client_id, SANDBOXES.c.state.in_(LIVING_STATES))
+    return list(conn.execute(query).scalars())
 
 
 def get(conn: sa.Connection, sandbox_id: str) -> Sandbox | None:

@@ -90,6 +90,8 @@ TEMPLATES: Final = sa.Table(
     sa.Column("env", sa.JSON, nullable=False, server_default="{}"),
     sa.Column("command", sa.JSON, nullable=False, server_default="[]"),
     sa.Column("source", sa.Text, nullable=False, server_default=""),
+    sa.Column("command_user", sa.Text, nullable=False, server_default=""),
+    sa.Column("ready_command", sa.JSON, nullable=False, server_default="[]"),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("updated_at", sa.Float, nullable=False),
     sa.Column("spawn_count", sa.Integer, nullable=False, server_default="0"),
@@ -111,6 +113,63 @@ TEMPLATE_IMPORTS: Final = sa.Table(
     sa.Column("image", sa.Text),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("finished_at", sa.Float),
+)
+
+TEMPLATE_BUILDS: Final = sa.Table(
+    "template_builds",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("template_id", sa.Text, nullable=False, index=True),
+    sa.Column("team_id", sa.Text, sa.ForeignKey("teams.id"), nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("tags", sa.JSON, nullable=False),
+    sa.Column("state", sa.Text, nullable=False, index=True),
+    sa.Column("cpu_millis", sa.Integer, nullable=False),
+    sa.Column("memory_mib", sa.Integer, nullable=False),
+    sa.Column("disk_mib", sa.Integer, nullable=False),
+    sa.Column("recipe", sa.JSON),
+    sa.Column("credentials", sa.LargeBinary),
+    sa.Column("owner", sa.Text),
+    sa.Column("beat_at", sa.Float),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("started_at", sa.Float),
+    sa.Column("finished_at", sa.Float),
+    sa.Column("code", sa.Text),
+    sa.Column("message", sa.Text),
+    sa.Column("failed_step", sa.Text),
+    sa.Column("result", sa.JSON),
+    sa.Column("image", sa.Text),
+)
+
+TEMPLATE_BUILD_LINES: Final = sa.Table(
+    "template_build_lines",
+    METADATA,
+    sa.Column("build_id", sa.Text, sa.ForeignKey("template_builds.id"), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("level", sa.Text, nullable=False),
+    sa.Column("step", sa.Text),
+    sa.Column("message", sa.Text, nullable=False),
+)
+
+TEMPLATE_TAGS: Final = sa.Table(
+    "template_tags",
+    METADATA,
+    sa.Column("template_id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("build_id", sa.Text, nullable=False),
+    sa.Column("assigned_at", sa.Float, nullable=False),
+)
+
+TEMPLATE_STEPS: Final = sa.Table(
+    "template_steps",
+    METADATA,
+    sa.Column("team_id", sa.Text, sa.ForeignKey("teams.id"), primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("image", sa.Text, nullable=False),
+    sa.Column("used_at", sa.Float, nullable=False, index=True),
 )
 
 HOSTS: Final = sa.Table(

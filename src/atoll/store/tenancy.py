@@ -96,6 +96,18 @@ def templates_for(conn: sa.Connection, team_id: str) -> Sequence[Template]:
     return [rows.template(row) for row in _TEMPLATES.all(conn, {"of_team": team_id})]
 
 
+def template(conn: sa.Connection, template_id: str) -> Template | None:
+    """One template, whoever's."""
+    row = conn.execute(sa.select(TEMPLATES).where(TEMPLATES.c.id == template_id)).mappings().first()
+    return rows.template(row) if row else None
+
+
+def team_name(conn: sa.Connection, team_id: str) -> str | None:
+    """A team's name; None when there is no such team."""
+    found: str | None = conn.execute(sa.select(TEAMS.c.name).where(TEAMS.c.id == team_id)).scalar_one_or_none()
+    return found
+
+
 def put_template(conn: sa.Connection, template: Template) -> None:
     """Insert, or replace the build of, a template by id."""
     values = {
@@ -112,6 +124,8 @@ def put_template(conn: sa.Connection, template: Template) -> None:
         "default_workdir": template.default_workdir,
         "env": dict(template.env),
         "command": list(template.command),
+        "command_user": template.command_user,
+        "ready_command": list(template.ready_command),
         "source": template.source,
         "updated_at": template.updated_at,
     }

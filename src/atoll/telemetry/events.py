@@ -70,6 +70,8 @@ HINTS_FOLLOWED: Final = "hints.followed"
 TEMPLATE_REGISTERED: Final = "template.registered"
 TEMPLATE_REMOVED: Final = "template.removed"
 TEMPLATE_REFUSED: Final = "template.refused"
+BUILD_FAILED: Final = "build.failed"
+BUILD_TAKEN_OVER: Final = "build.taken_over"
 
 # what operators are told
 ALERT_RAISED: Final = "alert.raised"

@@ -13,8 +13,9 @@ KEYS: Final[frozenset[str]] = frozenset(
         # which object
         "sandbox_id", "placement_id", "host_id", "team_id", "client_id", "template_id", "epoch", "generation", "revision", "command_id",
         "request_id", "install_id", "name", "pid", "path", "address", "url", "port", "home", "version", "slot", "image", "logger",
+        "build_id",
         # what happened
-        "state", "was", "reason", "code", "detail", "hint", "kind", "status", "method", "attempt", "restarts", "signal", "exit_code",
+        "state", "was", "reason", "code", "detail", "hint", "kind", "status", "method", "attempt", "attempts", "restarts", "signal", "exit_code",
         "seq", "count", "check", "message", "exception", "error", "what", "operation",
         # how much
         "elapsed_ms", "delay_s", "remaining_s", "lease_s", "step_s", "size_bytes", "free_mib",

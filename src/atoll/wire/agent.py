@@ -6,7 +6,8 @@
 | POST /agent/v1/identity | a host with its credential | who it is; how it finds out whether an enrolment without answer was one |
 | POST /agent/v1/poll | parked <= 25 s | renews the lease, carries health and observations, returns commands and ends |
 | POST /agent/v1/observe | at once | observations that cannot wait for the poll |
-| POST /agent/v1/collected | at once | the end of a guest's console that control asked for |
+| POST /agent/v1/collected | at once | the end of a guest's console that control asked for, or why what it asked for cannot be had |
+| PUT /agent/v1/layers/{id} | at once | a layer that control asked for: its bytes, with their number of entries in Atoll-Entries |
 | POST /agent/v1/accounts | at once | what the host has, for a control whose store was taken back to a backup |
 | POST /agent/v1/payloads | at once | payloads by reference, when their guests are there to take them; guest tokens, for a run that has lost them |
 
@@ -36,6 +37,8 @@ COLLECT_BYTES_MAX: Final = 128 * 1024
 HOST_NAME_MAX: Final = 128
 CONSOLE: Final = "console"
 USAGE: Final = "usage"
+LAYER: Final = "layer"
+"""What has changed in a placement's files: sent to /layers/{id}, or /collected says why not. The guest need not survive it."""
 SAMPLED_MAX: Final = 1000
 POINTS_MAX: Final = 300
 
@@ -232,11 +235,11 @@ class End(Message):
 
 
 class Collect(Message):
-    """A wish for the end of a guest's console, or for what guests have used; answered by /collected."""
+    """A wish for something of a placement's, or for what several have used; not repeated, a lost one is asked for again by its reader."""
 
     id: str
     placement_id: str
-    """Whose console; empty where usage is wished for."""
+    """Whose console or layer; empty where usage is wished for."""
     bytes_max: int = Field(default=65536, ge=1, le=COLLECT_BYTES_MAX)
     what: str = CONSOLE
     placements: list[str] = Field(default_factory=list, max_length=SAMPLED_MAX)
@@ -378,6 +381,7 @@ class Collected(Message):
     code: str | None = None
     samples: dict[str, list[Sample]] = Field(default_factory=dict)
     """placement_id → what it used, oldest first."""
+    message: str = ""
 
 
 class ErrorBody(Message):

@@ -29,6 +29,9 @@ class GuestConfig(BaseModel):
     public_key: str
     listen: str = f"0.0.0.0:{GUEST_PORT}"
     command: list[str] = Field(default_factory=list)
+    command_user: str = ""
+    """Whom command and ready run as, beginning in the sandbox's working directory; empty: root, in /."""
+    ready: list[str] = Field(default_factory=list)
     pids_max: int = 0
     """How many processes and threads may be inside, where only the guest can see to it (gVisor); 0: no limit of its own."""
 
@@ -45,6 +48,10 @@ class Hello(BaseModel):
     guest_version: str
     envd_version: str
     initialised: bool
+    start: str = "none"
+    """How far the image's own command is: none, starting, ready, failed."""
+    start_detail: str = ""
+    """What the last try said, for people."""
 
 
 class InitFile(BaseModel):

@@ -26,8 +26,11 @@ type Config struct {
 	Listen      string `json:"listen"`
 	// Command is the image's entrypoint, started once after the first init.
 	Command []string `json:"command"`
-	// CommandUser is whom it runs as; an image's entrypoint is root's when nothing else is said.
+	// CommandUser is whom it runs as, beginning in the sandbox's working directory; empty: as root, in /.
 	CommandUser string `json:"command_user"`
+	// Ready says by its status whether the command has got so far that the sandbox is of use; it is run, as the same user, until
+	// it ends well.
+	Ready []string `json:"ready"`
 	// PidsMax bounds processes and threads inside, where the guest has a control group hierarchy of its own (gVisor).
 	PidsMax int `json:"pids_max"`
 	// OwnsMachine lets init set clock and host name although the guest is not PID 1 (a service in a virtual machine).
@@ -60,9 +63,6 @@ func ParseConfig(text []byte) (*Config, error) {
 	}
 	if _, err := netip.ParseAddrPort(c.Listen); err != nil {
 		return nil, fmt.Errorf("guest config: listen: %w", err)
-	}
-	if c.CommandUser == "" {
-		c.CommandUser = "root"
 	}
 	return &c, nil
 }

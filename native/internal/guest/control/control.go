@@ -44,7 +44,7 @@ type Control struct {
 	config   *Config
 	settings *settings.Store
 	machine  Machine
-	launch   func()
+	start    Starter
 	bootMS   int64
 
 	initMu   sync.Mutex
@@ -52,13 +52,19 @@ type Control struct {
 	tunnels  chan struct{}
 }
 
-// New makes the control side. launch is called once, after the first init.
-func New(config *Config, store *settings.Store, machine Machine, launch func()) *Control {
+// Starter begins the image's own command, once, after the first init, and says how far that is.
+type Starter interface {
+	Begin()
+	State() (state, detail string)
+}
+
+// New makes the control side.
+func New(config *Config, store *settings.Store, machine Machine, start Starter) *Control {
 	return &Control{
 		config:   config,
 		settings: store,
 		machine:  machine,
-		launch:   launch,
+		start:    start,
 		bootMS:   monotonicMS(),
 		tunnels:  make(chan struct{}, tunnelsMax),
 	}
@@ -93,18 +99,22 @@ type protocolRange struct {
 }
 
 type helloAnswer struct {
-	SandboxID       string        `json:"sandbox_id"`
-	PlacementID     string        `json:"placement_id"`
-	Generation      int64         `json:"generation"`
-	Nonce           string        `json:"nonce"`
-	GuestVersion    string        `json:"guest_version"`
-	EnvdVersion     string        `json:"envd_version"`
-	Protocol        protocolRange `json:"protocol"`
-	Initialised     bool          `json:"initialised"`
-	BootMonotonicMS int64         `json:"boot_monotonic_ms"`
+	SandboxID    string        `json:"sandbox_id"`
+	PlacementID  string        `json:"placement_id"`
+	Generation   int64         `json:"generation"`
+	Nonce        string        `json:"nonce"`
+	GuestVersion string        `json:"guest_version"`
+	EnvdVersion  string        `json:"envd_version"`
+	Protocol     protocolRange `json:"protocol"`
+	Initialised  bool          `json:"initialised"`
+	// Start is none (there is no command, or init has not come), starting, ready or failed.
+	Start           string `json:"start"`
+	StartDetail     string `json:"start_detail"`
+	BootMonotonicMS int64  `json:"boot_monotonic_ms"`
 }
 
 func (c *Control) hello(w http.ResponseWriter) {
+	state, detail := c.start.State()
 	answer.JSON(w, http.StatusOK, helloAnswer{
 		SandboxID:       c.config.SandboxID,
 		PlacementID:     c.config.PlacementID,
@@ -114,6 +124,8 @@ func (c *Control) hello(w http.ResponseWriter) {
 		EnvdVersion:     EnvdVersion,
 		Protocol:        protocolRange{protocolMin, protocolMax},
 		Initialised:     c.settings.Latest() != nil,
+		Start:           state,
+		StartDetail:     detail,
 		BootMonotonicMS: c.bootMS,
 	})
 }
@@ -155,7 +167,7 @@ func (c *Control) init(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c.settings.Replace(plan.values)
-	c.launched.Do(c.launch)
+	c.launched.Do(c.start.Begin)
 	w.WriteHeader(http.StatusNoContent)
 }
 

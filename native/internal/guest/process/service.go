@@ -65,19 +65,36 @@ func (s *Service) Routes() map[string]http.HandlerFunc {
 }
 
 // Launch starts a command that no request asked for, such as an image's entrypoint; its output is there for Connect.
-func (s *Service) Launch(command []string, user *users.User, tag string) (pid int, err error) {
-	off, root := false, "/"
+func (s *Service) Launch(command []string, user *users.User, tag, cwd string) (*Launched, error) {
+	off := false
 	request := &startRequest{
-		Process: &processConfig{Cmd: command[0], Args: command[1:], Cwd: &root},
+		Process: &processConfig{Cmd: command[0], Args: command[1:], Cwd: &cwd},
 		Tag:     &tag,
 		Stdin:   &off,
 	}
 	p, _, err := s.launch(request, user, 0, false)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return p.child.PID, nil
+	return &Launched{p}, nil
 }
+
+// Launched is a process of the guest's own: the image's command, or what asks whether that is ready.
+type Launched struct{ process *process }
+
+// Done is closed when the process itself has ended, whatever became of its descendants.
+func (l *Launched) Done() <-chan struct{} { return l.process.child.Done() }
+
+// Failure words how it ended; "" when it ended well. Done must have been closed.
+func (l *Launched) Failure() string {
+	if end := endOf(l.process.child.Status()); end.Error != nil {
+		return *end.Error
+	}
+	return ""
+}
+
+// Kill ends it with its whole group.
+func (l *Launched) Kill() { _ = l.process.child.SignalGroup(syscall.SIGKILL) }
 
 func (s *Service) start(w http.ResponseWriter, r *http.Request) {
 	request := new(startRequest)

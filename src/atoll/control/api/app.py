@@ -18,9 +18,11 @@ from atoll.control.api.exchange import first_problem
 from atoll.control.api.front import DOCS_PATH, Front
 from atoll.control.api.settings import ApiSettings
 from atoll.control.api.table import Table
+from atoll.control.api.uploads import Uploads
 from atoll.control.api.v1 import config, deployment, document, hosts, imports, sandboxes
 from atoll.control.api.v1.context import CALLER_KEY, REQUEST_ID_KEY, response_of
 from atoll.control.api.v1.operations import OperationsApi
+from atoll.control.builds.builds import Builds
 from atoll.control.metering import Meter
 from atoll.control.operations import Operations
 from atoll.control.service import Caller, ReplicaView, Service
@@ -46,7 +48,7 @@ class Application(FastAPI):
         return document.finish(super().openapi())
 
 
-def build_app(
+def build_app(  # noqa: PLR0913 - a composition
     service: Service,
     *,
     settings: ApiSettings,
@@ -56,12 +58,13 @@ def build_app(
     meter: Meter | None = None,
     replicas: Callable[[], Sequence[ReplicaView]] = tuple,
     extra: Sequence[tuple[str, ASGIApp]] = (),
+    building: tuple[Builds, Uploads] | None = None,
 ) -> FastAPI:
     """The whole API over `service`.
 
     `ready` decides what `/health` says, `replicas` are those that `/v1/status` names. `dice` makes request ids. `meter` counts requests.
     Each of `extra` is a path prefix and the bare application that gets
-    everything below it, unlimited and unauthenticated: it guards itself.
+    everything below it, unlimited and unauthenticated: it guards itself. `building` makes templates from steps, where control can.
     """
     app = Application(
         title="Atoll",
@@ -94,7 +97,7 @@ def build_app(
         ready=ready,
         dice=dice,
         extra=extra,
-        e2b=build_table(service, settings),
+        e2b=build_table(service, settings, building),
         v1=Table(document.routes(app.openapi())),
         inner=app.behind,
         meter=meter or Meter(),

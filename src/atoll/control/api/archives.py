@@ -58,7 +58,7 @@ class Archives:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".upload-", delete=False) as file:
             path = Path(file.name)
             try:
-                async for part in _parts(receive):
+                async for part in parts(receive):
                     found += len(part)
                     if found > room:
                         raise Refused(Code.BODY_TOO_LARGE, f"there is room for {max(room, 0)} bytes")
@@ -74,7 +74,8 @@ class Archives:
         return total.hexdigest(), found
 
 
-async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+async def parts(receive: Receive) -> AsyncIterator[bytes]:
+    """A body as it comes. *Errors*: Refused INVALID_REQUEST when the client leaves, or sends nothing for QUIET_S."""
     while True:
         try:
             async with asyncio.timeout(QUIET_S):

@@ -39,6 +39,8 @@ TABLE: Final[Mapping[Code, Row]] = {
     Code.HOST_NOT_FOUND: Row(404),
     Code.KEY_NOT_FOUND: Row(404),
     Code.IMPORT_NOT_FOUND: Row(404),
+    Code.BUILD_NOT_FOUND: Row(404),
+    Code.BUILD_QUOTA: Row(409, 429, retry=False),
     # E2B answers 400 to the deletion of a template that sandboxes use.
     Code.TEMPLATE_IN_USE: Row(409, 400, retry=False),
     # An option of a request. A route that is not there yet answers 501 (e2b/unsupported.py).
@@ -81,6 +83,7 @@ TABLE: Final[Mapping[Code, Row]] = {
     Code.IMAGE_CORRUPT: _START,
     Code.IMAGE_REFUSED: _START,
     Code.START_FAILED: _START,
+    Code.START_COMMAND_FAILED: _START,
     Code.RUNTIME_MISSING: _START,
     Code.HOST_DISK_FULL: _START,
     Code.PLACEMENT_LOST: _START,

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.port import Capabilities, Held, Image, Mark, OnExit, Order, Power, Probe, Seen, Usage
+from atoll.drivers.port import Capabilities, Change, Held, Image, Mark, OnExit, Order, Power, Probe, Seen, Usage
 
 ADDRESS = "127.0.0.1"
 
@@ -200,6 +201,9 @@ class FakeDriver:
         await self._before("usage")
         known = self.machine.placements
         return {one: known[one].usage for one in placement_ids if one in known and known[one].power is Power.RUNNING}
+
+    async def capture(self, placement_id: str, target: Path) -> Change:
+        raise Refused(Code.NOT_SUPPORTED, f"{placement_id} has no files, and {target} none of its")
 
     async def console(self, placement_id: str, *, bytes_max: int = 65536) -> bytes:
         placement = self.machine.placements.get(placement_id)

@@ -41,6 +41,8 @@ MASKED: Final = (
 )  # fmt: skip
 READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
+TMP_KEEPER: Final = ".atoll-keeps"
+"""The name of a mount that no layer takes in."""
 HOST_PIDS_FACTOR: Final = 3
 HOST_PIDS_SPARE: Final = 200
 """gVisor needs more than one host thread for a guest process, and a hit of the host's limit ends the whole sandbox."""
@@ -77,6 +79,8 @@ def guest_environment(order: Order) -> str:
         nonce=order.nonce,
         public_key=order.guest_public_key,
         command=list(order.spec.command),
+        command_user=order.spec.command_user,
+        ready=list(order.spec.ready_command),
         pids_max=order.spec.pids_max,
     )
     return config.model_dump_json()
@@ -118,7 +122,7 @@ def _mounts(gvisor: bool, order: Order, places: Places) -> list[dict[str, Any]]:
         _mount("/dev/pts", "devpts", "devpts", ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
         _mount("/dev/shm", "tmpfs", "shm", [*quiet, "mode=1777", shm]),  # noqa: S108 - the guest's
         _mount("/sys", "sysfs", "sysfs", [*quiet, "ro"]),
-        _mount("/tmp", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=1777", tmp]),  # noqa: S108 - the guest's
+        *_tmp(gvisor, order, tmp),
         _mount("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755", run]),
     ]
     if gvisor:
@@ -135,6 +139,15 @@ def _mounts(gvisor: bool, order: Order, places: Places) -> list[dict[str, Any]]:
     if not places.command:
         mounts.append(_mount(GUEST_PATH, "bind", places.guest_binary, ["bind", "ro", "nosuid", "nodev"]))
     return mounts
+
+
+def _tmp(gvisor: bool, order: Order, size: str) -> list[dict[str, Any]]:  # noqa: FBT001 - private
+    if not order.spec.tmp_on_disk:
+        return [_mount("/tmp", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=1777", size])]  # noqa: S108 - the guest's
+    if not gvisor:
+        return []
+    # runsc mounts a tmpfs on an empty /tmp by itself, which would lose what is written there; a mount below it makes it not empty.
+    return [_mount(f"/tmp/{TMP_KEEPER}", "tmpfs", "tmpfs", ["nosuid", "nodev", "noexec", "mode=700", "size=4k"])]  # noqa: S108
 
 
 def _mount(destination: str, kind: str, source: str, options: list[str]) -> dict[str, Any]:

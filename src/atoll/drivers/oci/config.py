@@ -99,6 +99,8 @@ class OciConfig:
     """`prepare` is refused when the host's disk has less than this free."""
     unpacking: Unpacking | None = None
     """Makes images that the cache does not have; None: what is not there is unavailable."""
+    packer: Path | None = None
+    """`atoll-io`, which makes layers of what guests write; None: none are made."""
     guest_command: tuple[str, ...] = ()
     """For tests: run this in place of the guest binary."""
     closed_ranges: tuple[str, ...] = field(default=())

@@ -20,11 +20,13 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.drivers.oci import capturing
 from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run
 from atoll.hostops import cgroups, loopdisk, mounts, namespaces, processes, syscalls
 from atoll.hostops.cgroups import Layout, Limits
@@ -303,6 +305,30 @@ class Crun:
 
     def settle(self, pid: int) -> None:
         """Nothing waits: the limits were there before the guest was."""
+
+    # -- capture
+
+    captures_running = False
+
+    def capture(self, directory: Path, container_id: str, packer: Sequence[str]) -> bytes:
+        """The disk is mounted again, read-only, where nobody else sees it: its guest has ended, and with it every other mount."""
+        if self._mounters is None:
+            raise RuntimeError("the runtime is not open")
+        if not (directory / DISK).exists():
+            raise Refused(Code.PLACEMENT_LOST, f"{container_id} has no disk any more")
+        return self._mounters.submit(self._pack, directory, packer).result()
+
+    def _pack(self, directory: Path, packer: Sequence[str]) -> bytes:
+        upper = directory / UPPER
+        device, fd = loopdisk.attach(directory / DISK)
+        try:
+            syscalls.mount(device, str(upper), "ext4", DISK_FLAGS | syscalls.MS_RDONLY, "")
+        finally:
+            os.close(fd)
+        try:
+            return capturing.pack([*packer, "--upper", str(upper / "upper")])
+        finally:
+            syscalls.umount(str(upper), syscalls.MNT_DETACH)
 
     # -- end and look
 

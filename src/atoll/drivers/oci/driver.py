@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.oci import bundle, console, ending, look, probes, selftest, usage
+from atoll.drivers.oci import bundle, capturing, console, ending, look, probes, selftest, usage
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.images import Images
@@ -32,7 +32,7 @@ from atoll.drivers.oci.runtime import PID_FILE, Launch, Runtime
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.oci.watching import Watches
-from atoll.drivers.port import Capabilities, Held, Image, OnExit, Order, Power, Probe, Seen, Usage
+from atoll.drivers.port import Capabilities, Change, Held, Image, OnExit, Order, Power, Probe, Seen, Usage
 from atoll.hostops import cgroups, processes
 
 T = TypeVar("T")
@@ -94,6 +94,7 @@ class OciDriver:
             arch=os.uname().machine,
             stop_keeps_disk=not gvisor,
             metered=True,
+            layers=config.packer is not None,
         )
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._nofile_max = GVISOR_NOFILE_MAX if gvisor or hard == resource.RLIM_INFINITY else hard
@@ -495,6 +496,20 @@ class OciDriver:
     async def usage(self, placement_ids: Sequence[str]) -> Mapping[str, Usage]:
         wanted = list(placement_ids)
         return await self._blocking(lambda: usage.measure(self._view, wanted, self._disk_files)) if wanted else {}
+
+    async def capture(self, placement_id: str, target: Path) -> Change:
+        packer = self._config.packer
+        if packer is None:
+            raise Refused(Code.NOT_SUPPORTED, "this host makes no layers")
+        async with self._lock(placement_id):
+            if not self._runtime.captures_running:
+                self._live.setdefault(placement_id, _Live()).ending = True
+                await self._end(placement_id, strays=placement_id not in self._watches)
+            directory = self._view.directory(placement_id)
+            try:
+                return await self._blocking(lambda: capturing.capture(self._runtime, directory, placement_id, packer, target))
+            except OSError as error:
+                raise self._disk_error(error) from error
 
     async def _verify_images(self) -> None:
         """Count every image's tree now, so that the first guest of each need not wait for it."""

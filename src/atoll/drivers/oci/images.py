@@ -12,9 +12,12 @@ from atoll.domain.spec import Spec
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import OciConfig
 from atoll.images.cache import CachedImage, ImageCache
-from atoll.images.unpacking import touch
+from atoll.images.unpacking import Unpacking, touch
 
 T = TypeVar("T")
+
+BASE_NAME = "base"
+"""Where a ready-made image is looked for first; any other name may have it."""
 
 
 class Blocking(Protocol):
@@ -50,13 +53,20 @@ class Images:
         touch(image)
         return image.rootfs
 
+    async def _base(self, unpacking: Unpacking, digest: str) -> tuple[str, Path] | None:
+        """Digest and tree of the ready-made image below, which is counted first: what is made of a broken one would be broken, too."""
+        base = await self._blocking(lambda: unpacking.base_of(digest))
+        if base is None:
+            return None
+        return base, (await self._blocking(lambda: self.cache.verified(base, BASE_NAME))).rootfs
+
     async def _verified(self, spec: Spec) -> CachedImage:
         return await self._blocking(lambda: self.cache.verified(spec.image, spec.image_name))
 
     async def _made(self, spec: Spec, missing: Refused) -> CachedImage:
         assert self._unpacking is not None
         try:
-            await self._unpacking.ensure(spec.image)
+            await self._unpacking.ensure(spec.image, base=await self._base(self._unpacking, spec.image))
         except Refused as error:
             if error.code in (Code.IMAGE_UNAVAILABLE, Code.INVALID_REQUEST):
                 raise missing from error

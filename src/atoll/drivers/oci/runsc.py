@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.drivers.oci import capturing
 from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run
 from atoll.hostops import mounts, processes
 
@@ -98,6 +102,32 @@ class Runsc:
             [str(self.binary), f"--root={self._root}", "kill", container_id, "TERM"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=5, check=False,
         )  # fmt: skip
+
+    captures_running = True
+
+    def capture(self, directory: Path, container_id: str, packer: Sequence[str]) -> bytes:  # noqa: ARG002 - the port's
+        """The sentry keeps what was written, and hands it out as long as it lives."""
+        # By a pipe of its own: what runsc says for people goes to its output.
+        reader, writer = os.pipe()
+        with os.fdopen(reader, "rb") as content, tempfile.TemporaryFile() as words:
+            try:
+                source = subprocess.Popen(
+                    [str(self.binary), f"--root={self._root}", "tar", "rootfs-upper", f"--file=/proc/self/fd/{writer}", container_id],
+                    stdin=subprocess.DEVNULL, stdout=words, stderr=words, pass_fds=(writer,),
+                )  # fmt: skip
+            finally:
+                os.close(writer)
+            try:
+                said = capturing.pack([*packer, "--tar", "-"], stdin=content)
+            finally:
+                # Nobody reads any more: without this it would wait for a reader forever.
+                content.close()
+                status = source.wait()
+            words.seek(0)
+            if status != 0:
+                said_by_it = words.read().decode(errors="replace").strip()[-600:]
+                raise Refused(Code.PLACEMENT_LOST, f"runsc does not hand out the files of {container_id}: {said_by_it}")
+        return said
 
     def state_paths(self, container_id: str) -> list[Path]:
         names = (

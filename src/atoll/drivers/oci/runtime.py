@@ -77,6 +77,13 @@ class Runtime(Protocol):
         """Tell the guest to end by itself; it may not listen."""
         ...
 
+    captures_running: bool
+    """Whether what a container has written is captured while it runs, or only once it has ended."""
+
+    def capture(self, directory: Path, container_id: str, packer: Sequence[str]) -> bytes:
+        """What the packing program says of what the container has written. *Errors*: Refused PLACEMENT_LOST; OSError."""
+        ...
+
     def state_paths(self, container_id: str) -> list[Path]:
         """Files of the runtime's own about this container, that exist."""
         ...

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from atoll.base.errors import AtollError, Code, Refused
+from atoll.base.errors import Code, Refused
 from atoll.drivers.port import Driver, Metered, Order, Power
-from atoll.testing.conformance.stand import Stand
+from atoll.testing.conformance.stand import Stand, refusal
 
 PARALLEL = 6
 
@@ -19,14 +19,6 @@ async def _gone(stand: Stand, order: Order) -> None:
     assert order.placement_id not in [held.placement_id for held in await stand.driver.held()]
     traces = stand.traces(order)
     assert not traces, f"left on the machine: {traces}"
-
-
-async def _refusal(work: object) -> AtollError:
-    try:
-        await work  # type: ignore[misc]
-    except AtollError as error:
-        return error
-    raise AssertionError("it was not refused")
 
 
 async def _until(driver: Driver, order: Order, power: Power) -> None:
@@ -158,17 +150,17 @@ async def what_was_prepared_can_be_started_by_another(stand: Stand) -> None:
 
 async def an_unknown_image_is_refused(stand: Stand) -> None:
     order = stand.order(image="sha256:" + "f" * 64, image_name="no-such-template")
-    refusal = await _refusal(stand.driver.prepare(order))
-    assert isinstance(refusal, Refused)
-    assert refusal.code is Code.IMAGE_UNAVAILABLE
+    refused = await refusal(stand.driver.prepare(order))
+    assert isinstance(refused, Refused)
+    assert refused.code is Code.IMAGE_UNAVAILABLE
     await stand.driver.remove(order.placement_id)
     await _gone(stand, order)
 
 
 async def a_damaged_image_is_refused(stand: Stand) -> None:
     async with stand.damage_image() as order:
-        refusal = await _refusal(stand.driver.prepare(order))
-        assert refusal.code is Code.IMAGE_CORRUPT
+        refused = await refusal(stand.driver.prepare(order))
+        assert refused.code is Code.IMAGE_CORRUPT
         assert order.spec.image not in [image.digest for image in await stand.driver.images()]
         await stand.driver.remove(order.placement_id)
         await _gone(stand, order)

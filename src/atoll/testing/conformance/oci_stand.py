@@ -90,6 +90,7 @@ class OciStand:
             run_dir=home / "run",
             image_cache=self._cache,
             guest_binary=binaries / "atoll-guest",
+            packer=binaries / "atoll-io",
             mark=self.mark,
             runsc=binaries / "runsc",
             crun=Path(shutil.which("crun") or "/usr/bin/crun"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
+from atoll.base.errors import AtollError
 from atoll.drivers.port import Driver, Order, Seen
 from atoll.testing.conformance.guest import GuestClient, Result
 
@@ -91,3 +92,12 @@ class Stand(Protocol):
 async def shell(guest: GuestClient, script: str, *, user: str = "root", timeout_s: float = 30.0) -> Result:
     """Run a script in a guest."""
     return await guest.run(["/bin/sh", "-c", script], user=user, timeout_s=timeout_s)
+
+
+async def refusal(work: object) -> AtollError:
+    """Why something was refused."""
+    try:
+        await work  # type: ignore[misc]
+    except AtollError as error:
+        return error
+    raise AssertionError("it was not refused")

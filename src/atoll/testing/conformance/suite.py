@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from atoll.drivers.port import Capabilities
-from atoll.testing.conformance import life, limits, network
+from atoll.testing.conformance import layers, life, limits, network
 from atoll.testing.conformance.stand import Stand
 
 
@@ -40,6 +40,7 @@ _LIFE_NEEDS = {
 
 CASES: tuple[Case, ...] = (
     *_cases(life, _LIFE_NEEDS, ()),
+    *_cases(layers, {}, ("layers", "guest_handshake")),
     *_cases(limits, {}, ("real_kernel_limits", "guest_handshake")),
     *_cases(network, {}, ("network_slots", "guest_handshake")),
 )

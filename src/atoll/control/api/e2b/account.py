@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import Code, Refused
-from atoll.control.api.e2b import answers, requests
+from atoll.control.api.e2b import answers, build_answers, requests
 from atoll.control.api.e2b.sandboxes import PAGE_MAX, integer
 from atoll.control.api.exchange import Answer, Call, Headers, json_answer
+from atoll.control.builds.builds import Builds
 from atoll.control.service import Service
+from atoll.domain.building import State
 from atoll.domain.template import Template
 
 _REFERENCE_LENGTH_MAX: Final = 256
@@ -34,9 +37,11 @@ class Account:
     """The handlers."""
 
     service: Service
+    builds: Builds | None = None
+    """None: nothing is built here."""
 
     async def templates_v1(self, call: Call) -> Answer:
-        return json_answer(200, [answers.template(one) for one in await self._templates(call)])
+        return json_answer(200, await self._shown(call, await self._templates(call)))
 
     async def templates_v2(self, call: Call) -> Answer:
         asked = call.query()
@@ -49,7 +54,15 @@ class Account:
         headers: Headers = ()
         if len(found) > limit:
             headers = ((b"x-next-token", _cursor(found[limit - 1]).encode()),)
-        return json_answer(200, [answers.template(one) for one in found[:limit]], headers)
+        return json_answer(200, await self._shown(call, found[:limit]), headers)
+
+    async def _shown(self, call: Call, templates: Sequence[Template]) -> list[answers.Json]:
+        built = {} if self.builds is None else await self.builds.summary(call.caller)
+        shown = []
+        for one in templates:
+            count, state = built.get(one.id, (1, State.READY))
+            shown.append(answers.template(one, builds=count, status=build_answers.STATUS[state]))
+        return shown
 
     async def _templates(self, call: Call) -> list[Template]:
         """Newest first."""
@@ -59,13 +72,17 @@ class Account:
         return sorted(await self.service.templates(call.caller), key=lambda one: (one.created_at, one.id), reverse=True)
 
     async def template(self, call: Call) -> Answer:
-        return json_answer(200, answers.template_with_builds(await self._template(call, call.params["templateID"])))
+        found = await self.find(call, call.params["templateID"])
+        own = self.builds is not None and found.team_id == call.caller.team.id
+        builds = await self.builds.of_template(found) if self.builds is not None and own else ()
+        return json_answer(200, answers.template_with_builds(found, [build_answers.build(one) for one in builds]))
 
     async def alias(self, call: Call) -> Answer:
-        found = await self._template(call, call.params["alias"])
+        found = await self.find(call, call.params["alias"])
         return json_answer(200, {"templateID": found.id, "public": found.public})
 
-    async def _template(self, call: Call, reference: str) -> Template:
+    async def find(self, call: Call, reference: str) -> Template:
+        """The template that a path names. *Errors*: INVALID_REQUEST, TEMPLATE_NOT_FOUND."""
         if len(reference) > _REFERENCE_LENGTH_MAX:
             raise Refused(Code.INVALID_REQUEST, f"a template's name has at most {_REFERENCE_LENGTH_MAX} characters")
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from atoll.control.api.moment import timestamp
@@ -101,8 +101,8 @@ def cpu_count(cpu_millis: int) -> int:
     return max(1, math.ceil(cpu_millis / 1000))
 
 
-def template(one: Template) -> Json:
-    """E2B's `Template`. We keep the current build only, so there is always exactly one."""
+def template(one: Template, *, builds: int = 1, status: str = "ready") -> Json:
+    """E2B's `Template`. `status`: of its newest build; what was not built from steps has one that is ready."""
     return {
         "templateID": one.id,
         "buildID": one.build_id,
@@ -111,37 +111,40 @@ def template(one: Template) -> Json:
         "diskSizeMB": one.disk_mib,
         "public": one.public,
         "aliases": list(one.aliases),
-        "names": _names(one),
+        "names": names(one),
         "createdAt": timestamp(one.created_at),
         "updatedAt": timestamp(one.updated_at),
         "createdBy": None,
         "lastSpawnedAt": None if one.last_spawned_at is None else timestamp(one.last_spawned_at),
         "spawnCount": one.spawn_count,
-        "buildCount": 1,
+        "buildCount": builds,
         "envdVersion": ENVD_VERSION,
-        "buildStatus": "ready",
+        "buildStatus": "ready" if one.image else status,
     }
 
 
-def template_with_builds(one: Template) -> Json:
+def template_with_builds(one: Template, builds: Sequence[Json] = ()) -> Json:
     """E2B's `TemplateWithBuilds`."""
-    build = {
-        "buildID": one.build_id,
-        "status": "ready",
-        "createdAt": timestamp(one.updated_at),
-        "updatedAt": timestamp(one.updated_at),
-        "finishedAt": timestamp(one.updated_at),
-        "cpuCount": cpu_count(one.cpu_millis),
-        "memoryMB": one.memory_mib,
-        "diskSizeMB": one.disk_mib,
-        "envdVersion": ENVD_VERSION,
-    }
+    shown = list(builds) or [
+        {
+            "buildID": one.build_id,
+            "status": "ready",
+            "createdAt": timestamp(one.updated_at),
+            "updatedAt": timestamp(one.updated_at),
+            "finishedAt": timestamp(one.updated_at),
+            "cpuCount": cpu_count(one.cpu_millis),
+            "memoryMB": one.memory_mib,
+            "diskSizeMB": one.disk_mib,
+            "envdVersion": ENVD_VERSION,
+        }
+    ]
     listed = template(one)
     kept = ("templateID", "public", "aliases", "names", "createdAt", "updatedAt", "lastSpawnedAt", "spawnCount")
-    return {**{name: listed[name] for name in kept}, "builds": [build]}
+    return {**{name: listed[name] for name in kept}, "builds": shown}
 
 
-def _names(one: Template) -> list[str]:
+def names(one: Template) -> list[str]:
+    """Under which names a template is found."""
     return list(dict.fromkeys((one.name, *one.aliases)))
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from atoll.base.errors import Code, Refused
 from atoll.control.api.egress import network_spec, unsupported
+from atoll.domain.building import Recipe, Step, StepKind
 from atoll.domain.spec import NetworkSpec
 from atoll.planning.resolve import CreateRequest
 
@@ -142,3 +143,95 @@ def idempotency_key(raw: bytes | None) -> str | None:
     if not _REQUEST_ID.fullmatch(key):
         raise Refused(Code.INVALID_REQUEST, "Idempotency-Key takes 1 to 255 characters of a-z, 0-9 and -")
     return key
+
+
+class NewBuild(Message):
+    """Body of POST /v3/templates and of its predecessor; `alias` is the older word for `name`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    alias: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    tags: list[str] | None = None
+    team_id: str | None = Field(default=None, alias="teamID")
+    cpu_count: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1024)] | None = Field(default=None, alias="cpuCount")
+    memory_mb: Annotated[int, BeforeValidator(_whole), Field(ge=128, le=1 << 24)] | None = Field(default=None, alias="memoryMB")
+    min_free_disk_mb: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=1 << 24)] | None = Field(default=None, alias="minFreeDiskMb")
+
+
+class BuildStep(Message):
+    type: Annotated[str, Field(max_length=32)]
+    args: list[str] = Field(default_factory=list)
+    files_hash: Annotated[str, Field(max_length=64)] | None = Field(default=None, alias="filesHash")
+    force: bool | None = None
+    force_upload: bool | None = Field(default=None, alias="forceUpload")
+
+
+class Registry(Message):
+    """One of three kinds; nothing of it is ever repeated."""
+
+    type: Annotated[str, Field(max_length=32)]
+    username: str | None = Field(default=None, repr=False)
+    password: str | None = Field(default=None, repr=False)
+    aws_access_key_id: str | None = Field(default=None, alias="awsAccessKeyId", repr=False)
+    aws_secret_access_key: str | None = Field(default=None, alias="awsSecretAccessKey", repr=False)
+    aws_region: str | None = Field(default=None, alias="awsRegion")
+    service_account_json: str | None = Field(default=None, alias="serviceAccountJson", repr=False)
+
+
+class BuildStart(Message):
+    """Body of POST /v2/templates/{id}/builds/{id}."""
+
+    from_image: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x20]*$")] | None = Field(
+        default=None, alias="fromImage"
+    )
+    from_template: Reference | None = Field(default=None, alias="fromTemplate")
+    from_image_registry: Registry | None = Field(default=None, alias="fromImageRegistry", repr=False)
+    force: bool | None = None
+    steps: list[BuildStep] | None = None
+    start_cmd: str | None = Field(default=None, alias="startCmd")
+    ready_cmd: str | None = Field(default=None, alias="readyCmd")
+
+
+class TagsOf(Message):
+    """Body of the tags' routes: `target` where they are assigned, `name` where they are removed."""
+
+    target: Reference | None = None
+    name: Reference | None = None
+    tags: list[str]
+
+
+class TemplateChange(Message):
+    public: bool | None = None
+
+
+def recipe(body: BuildStart) -> Recipe:
+    """What is to be built, in our words. *Errors*: INVALID_REQUEST, NOT_SUPPORTED."""
+    refuse_unknown(body)
+    steps = []
+    for number, one in enumerate(body.steps or (), 1):
+        refuse_unknown(one, f"steps.{number}.")
+        if one.type not in StepKind.__members__:
+            raise Refused(Code.INVALID_REQUEST, f"step {number}: {one.type!r} is none of {', '.join(StepKind)}")
+        steps.append(Step(StepKind(one.type), tuple(one.args), one.files_hash, bool(one.force)))
+    return Recipe(
+        from_image=body.from_image or None,
+        from_template=body.from_template or None,
+        steps=tuple(steps),
+        force=bool(body.force),
+        start_command=body.start_cmd or None,
+        ready_command=body.ready_cmd or None,
+    )
+
+
+def registry_credentials(registry: Registry | None) -> dict[str, str]:
+    """What the image program is told. *Errors*: INVALID_REQUEST, NOT_SUPPORTED."""
+    if registry is None:
+        return {}
+    match registry.type:
+        case "registry" if registry.username is not None and registry.password is not None:
+            return {"username": registry.username, "password": registry.password}
+        case "gcp" if registry.service_account_json is not None:
+            # Google's registries take the key itself as the password of this user.
+            return {"username": "_json_key", "password": registry.service_account_json}
+        case "aws" if registry.aws_access_key_id and registry.aws_secret_access_key and registry.aws_region:
+            raise unsupported("fromImageRegistry.type aws", ": ask Amazon for a token and give it as type registry, user AWS")
+    raise Refused(Code.INVALID_REQUEST, "fromImageRegistry has a type of registry, aws or gcp, and that type's members")

@@ -1,0 +1,98 @@
+"""What a build needs of the world: benches (a sandbox with a step in it), images from outside, and images made of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from atoll.domain.building import Build, Result
+
+Told = Callable[[str, str], None]
+"""`told(level, line)`: something for the build's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A change of files, as a blob of the image store. *Units*: bytes."""
+
+    digest: str
+    size: int
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """An image from outside, whose blobs are in the store."""
+
+    image: str
+    env: Sequence[str] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended. `error` says why there is no status: it could not be begun, or was cut off."""
+
+    status: int | None
+    error: str | None = None
+
+
+class Bench(Protocol):
+    """One sandbox with an image, in which one step is taken.
+
+    *Errors* of every call: those of `base.errors`; SANDBOX_NOT_FOUND when the sandbox has gone.
+    """
+
+    async def run(self, command: Sequence[str], *, user: str, cwd: str | None, env: Mapping[str, str], told: Told) -> Ended:
+        """Run a command to its end; what it writes is told line by line."""
+        ...
+
+    async def put(self, path: str, source: Path) -> None:
+        """Write a file inside, root's."""
+        ...
+
+    async def layer(self) -> Layer:
+        """What has changed in its files since it began. Nothing is done on the bench after this."""
+        ...
+
+
+class Workshop(Protocol):
+    """Where builds work."""
+
+    async def pull(self, source: str, credentials: Mapping[str, str], told: Told) -> Pulled:
+        """Have an image in the store. *Errors*: as images.carrier.Carrier.pull."""
+        ...
+
+    def bench(self, build: Build, image: str) -> AbstractAsyncContextManager[Bench]:
+        """A sandbox of the build's team, hidden from its lists, which ends with the context."""
+        ...
+
+    async def try_out(self, build: Build, result: Result) -> None:
+        """Begin a sandbox of what was built and end it again. *Errors*: why it did not get ready, e.g. START_COMMAND_FAILED."""
+        ...
+
+    def extend(self, image: str, layer: Layer) -> str:
+        """The image with one layer more. *Errors*: Refused IMAGE_REFUSED when it has too many."""
+        ...
+
+    def has(self, image: str) -> bool:
+        """Whether the store has all of an image, or its host's cache brings it."""
+        ...
+
+    def keeping(self) -> AbstractAsyncContextManager[None]:
+        """While this is open nothing of the store is thrown away."""
+        ...
+
+    async def release_orphans(self) -> None:
+        """End what serves builds that have ended. *Idempotency*: a second time finds nothing."""
+        ...
+
+    async def collect(self) -> None:
+        """Throw away what neither templates nor builds nor cached steps need."""
+        ...
+
+    async def clear(self, build: Build) -> None:
+        """End what an earlier run of this build left. *Idempotency*: a second time finds nothing."""
+        ...

@@ -1,0 +1,218 @@
+"""The real workshop: benches are ordinary sandboxes of the build's team, placed, started and ended like any other.
+
+They are found again by their client, which is the build, and kept out of the team's lists by it. What runs inside is spoken to by the guest's
+contract (`Inside`, given by the program); what has changed comes from the sandbox's host (`captures.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from atoll.base.errors import AtollError, Code, Refused
+from atoll.control.builds.port import Bench, Ended, Layer, Pulled, Told
+from atoll.control.captures import Captures
+from atoll.control.imports import IMPORT_S, Imports
+from atoll.control.sandboxes import Sandboxes
+from atoll.control.service import Caller
+from atoll.domain.building import Build, Result, client_of, version
+from atoll.domain.sandbox import Sandbox
+from atoll.domain.spec import NetworkSpec, Spec
+from atoll.domain.template import Template
+from atoll.domain.tenancy import Client, Role, Team
+from atoll.images import assembling
+from atoll.planning.reconcile import ReleaseRequested
+from atoll.planning.resolve import CreateRequest
+from atoll.store import builds, tenancy
+from atoll.store import sandboxes as stored
+from atoll.telemetry import events as names
+from atoll.telemetry.log import get_logger
+
+LOG = get_logger()
+
+DISK_MIB: Final = 8192
+"""Of a bench, within its class: what steps write, several times over."""
+START_S: Final = 600.0
+"""How long a build waits until what it has made gets ready."""
+PATIENCE_S: Final = 900.0
+"""How long it waits for a sandbox: the first one on a host waits for the image to be unpacked."""
+
+
+class Inside(Protocol):
+    """The inside of one sandbox."""
+
+    async def run(
+        self, command: Sequence[str], *, user: str, cwd: str | None, env: Mapping[str, str], timeout_s: float, told: Told
+    ) -> Ended:
+        """Run a command to its end. *Errors*: Refused SANDBOX_NOT_FOUND; Unavailable."""
+        ...
+
+    async def put(self, path: str, source: Path) -> None:
+        """Write a file, root's. *Errors*: as `run`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+Connect = Callable[[str, str], Inside]
+"""`connect(sandbox_id, access_token)`."""
+
+
+@dataclass(slots=True)
+class SandboxWorkshop:
+    """Implements port.Workshop."""
+
+    sandboxes: Sandboxes
+    imports: Imports
+    captures: Captures
+    connect: Connect
+    step_s: float
+
+    async def pull(self, source: str, credentials: Mapping[str, str], told: Told) -> Pulled:
+        """See Workshop."""
+        assert self.imports.carrier is not None
+        async with self.imports.room, asyncio.timeout(IMPORT_S):
+            record = await self.imports.carrier.pull(
+                source,
+                options=credentials,
+                told=lambda line: told("info", f"{line['event']} layer {int(line['layer']) + 1}: {line['digest']}"),
+            )
+        return Pulled(str(record["digest"]), tuple(record["env"] or ()))
+
+    @contextlib.asynccontextmanager
+    async def bench(self, build: Build, image: str) -> AsyncIterator[Bench]:
+        """See Workshop."""
+        async with self._sandbox(build, _plain(build, image), tmp_on_disk=True) as sandbox:
+            inside = self.connect(sandbox.id, self.sandboxes.tokens.access(sandbox.id))
+            try:
+                yield SandboxBench(inside, sandbox, self.captures, self.step_s)
+            finally:
+                await inside.close()
+
+    async def try_out(self, build: Build, result: Result) -> None:
+        """See Workshop."""
+        template = version(_plain(build, result.image), build, result, now=build.created_at)
+        # As every sandbox of it will be: nothing that a step has left in the guest's tmp is there any more.
+        async with self._sandbox(build, template, tmp_on_disk=False):
+            pass
+
+    def extend(self, image: str, layer: Layer) -> str:
+        """See Workshop."""
+        return assembling.extend(self._store, image, layer=layer.digest, size=layer.size)
+
+    def has(self, image: str) -> bool:
+        """See Workshop."""
+        return assembling.is_whole(self._store, image)
+
+    def keeping(self) -> AbstractAsyncContextManager[None]:
+        """See Workshop."""
+        return self.imports.keeping()
+
+    async def release_orphans(self) -> None:
+        """See Workshop."""
+        for sandbox_id in await self.sandboxes.store.read(builds.orphans):
+            await self._release(sandbox_id)
+
+    async def collect(self) -> None:
+        """See Workshop."""
+        await self.imports.collect()
+
+    async def clear(self, build: Build) -> None:
+        """See Workshop."""
+        client_id = client_of(build.id)
+        for sandbox_id in await self.sandboxes.store.read(lambda conn: stored.living_of(conn, client_id)):
+            await self._release(sandbox_id)
+
+    @property
+    def _store(self) -> Path:
+        assert self.imports.carrier is not None
+        return self.imports.carrier.store
+
+    @contextlib.asynccontextmanager
+    async def _sandbox(self, build: Build, template: Template, *, tmp_on_disk: bool) -> AsyncIterator[Sandbox]:
+        caller = await self._caller(build)
+        policy = self.sandboxes.configuration.current.classes[self.sandboxes.configuration.current.default_class]
+        request = CreateRequest(
+            timeout_s=min(int(self.step_s + START_S), policy.timeout_s_max),
+            cpu_millis=build.cpu_millis,
+            memory_mib=build.memory_mib,
+            disk_mib=min(max(build.disk_mib, DISK_MIB), policy.disk_mib.max),
+            network=NetworkSpec(public_traffic=False),
+        )
+
+        def patient(spec: Spec) -> Spec:
+            ready_s = max(spec.guest_ready_s, START_S + 60.0)
+            return replace(spec, tmp_on_disk=tmp_on_disk, create_patience_s=PATIENCE_S, guest_ready_s=ready_s, start_s=START_S)
+
+        sandbox = await self.sandboxes.create(caller, request, template=template, shape=patient)
+        try:
+            yield sandbox
+        finally:
+            await asyncio.shield(self._release(sandbox.id))
+
+    async def _release(self, sandbox_id: str) -> None:
+        try:
+            await self.sandboxes.reconciler.apply(sandbox_id, ReleaseRequested(Code.RELEASE_REQUESTED))
+        except AtollError as error:
+            # It ends by itself at its end, or when the build is taken over.
+            LOG.warning(names.BUILD_FAILED, sandbox_id=sandbox_id, code=error.code, error=error.message)
+
+    async def _caller(self, build: Build) -> Caller:
+        name = await self.sandboxes.store.read(lambda conn: tenancy.team_name(conn, build.team_id))
+        return on_behalf(build, name or "")
+
+
+@dataclass(slots=True)
+class SandboxBench:
+    """Implements port.Bench."""
+
+    inside: Inside
+    sandbox: Sandbox
+    captures: Captures
+    step_s: float
+
+    async def run(self, command: Sequence[str], *, user: str, cwd: str | None, env: Mapping[str, str], told: Told) -> Ended:
+        """See Bench."""
+        return await self.inside.run(command, user=user, cwd=cwd, env=env, timeout_s=self.step_s, told=told)
+
+    async def put(self, path: str, source: Path) -> None:
+        """See Bench."""
+        await self.inside.put(path, source)
+
+    async def layer(self) -> Layer:
+        """See Bench."""
+        if self.sandbox.host_id is None or self.sandbox.placement_id is None:
+            raise Refused(Code.SANDBOX_NOT_FOUND, "the sandbox of the step is on no host")
+        found = await self.captures.take(host_id=self.sandbox.host_id, placement_id=self.sandbox.placement_id)
+        return Layer(found.digest, found.size, found.entries)
+
+
+def on_behalf(build: Build, team: str) -> Caller:
+    """Who a build acts for: its team; by this client its sandboxes are found again, and hidden."""
+    client = Client(client_of(build.id), build.team_id, "build", Role.MEMBER, "", "", build.created_at)
+    return Caller(Team(build.team_id, team), client)
+
+
+def _plain(build: Build, image: str) -> Template:
+    """What a step stands on: an image, and nothing of a template's."""
+    return Template(
+        id=build.template_id,
+        team_id=build.team_id,
+        name=build.name,
+        aliases=(),
+        public=False,
+        build_id=build.id,
+        image=image,
+        cpu_millis=build.cpu_millis,
+        memory_mib=build.memory_mib,
+        disk_mib=build.disk_mib,
+        default_user="root",
+        default_workdir=None,
+        created_at=build.created_at,
+        updated_at=build.created_at,
+    )

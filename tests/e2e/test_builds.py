@@ -1,0 +1,199 @@
+"""Templates built from steps by the unmodified Python SDK: `Template`, its builder calls, and sandboxes of what it makes."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from e2b import Sandbox, Template, wait_for_port, wait_for_timeout
+from e2b.exceptions import BuildException
+
+from tests.e2e.conftest import Product
+
+Make = Callable[..., Sandbox]
+CPU = {"cpu_count": 1, "memory_mb": 512}
+
+
+@pytest.fixture
+def name(product: Product) -> Iterator[str]:
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    yield name
+    for suffix in ("", "-child"):
+        product.call("DELETE", f"/v1/templates/{name}{suffix}")
+
+
+def build(template: object, name: str, **options: object) -> tuple[object, list[str]]:
+    """What a build answers, and its log."""
+    log: list[str] = []
+    info = Template.build(template, name, **{**CPU, **options}, on_build_logs=lambda entry: log.append(entry.message))  # type: ignore[arg-type]
+    return info, log
+
+
+def test_steps_make_a_template(product: Product, name: str, make: Make, tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "main.py").write_text("print('hello from', __file__)\n")
+    (tmp_path / "app" / "data.txt").write_text("data\n")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\necho ran as $(whoami)\n")
+    template = (
+        Template(file_context_path=tmp_path)
+        .from_template("base")
+        .set_envs({"BUILD": name, "GREETING": "hello", "LONG": "$GREETING and ${GREETING}"})
+        .run_cmd("echo $LONG >/home/user/greeting; id -un >>/home/user/greeting; pwd >>/home/user/greeting")
+        .run_cmd("touch /root/made-by-root && echo shared >/tmp/for-the-next-step", user="root")
+        .run_cmd("cp /tmp/for-the-next-step /home/user/from-tmp")
+        .copy("app", "/srv/app")
+        .copy("run.sh", "/usr/local/bin/run-me", user="root", mode=0o755)
+        .copy("app/*.txt", "/srv/texts/")
+        .make_dir("/srv/made", user="root")
+        .make_symlink("/srv/app/main.py", "/srv/link", user="root")
+        .rename("/home/user/from-tmp", "/home/user/renamed")
+        .remove("/etc/issue", force=True, user="root")
+        .set_workdir("/srv/work")
+        .run_cmd("pwd >here && ls -A")
+    )
+    info, log = build(template, name)
+    assert info.name == name  # type: ignore[attr-defined]
+    assert any(line.startswith("[2/") for line in log), log
+    assert "here" in log
+
+    sandbox = make(name)
+
+    def said(command: str, **options: object) -> str:
+        return str(sandbox.commands.run(command, **options).stdout)  # type: ignore[call-overload]
+
+    assert said("cat /home/user/greeting") == "hello and hello\nuser\n/home/user\n"
+    assert said("stat -c '%U %a' /root/made-by-root", user="root").startswith("root")
+    assert said("python3 /srv/app/main.py") == "hello from /srv/app/main.py\n"
+    assert said("stat -c '%U:%G' /srv/app/main.py") == "user:user\n"
+    assert said("run-me") == "ran as user\n"
+    assert said("stat -c '%U:%G %a' /usr/local/bin/run-me") == "root:root 755\n"
+    assert said("ls /srv/texts") == "data.txt\n"
+    assert said("readlink /srv/link; test -d /srv/made; cat /home/user/renamed") == "/srv/app/main.py\nshared\n"
+    assert said("test -e /etc/issue || echo gone") == "gone\n"
+    assert said("pwd; cat /srv/work/here; echo $LONG") == "/srv/work\n/srv/work\nhello and hello\n"
+    assert said("stat -c %U /srv/work") == "user\n"
+    assert said("sudo id -u") == "0\n", "what the base template allows is allowed still"
+
+
+def test_only_changed_steps_run_again(product: Product, name: str, make: Make, tmp_path: Path) -> None:
+    def of(word: str) -> object:
+        (tmp_path / "file").write_text(word)
+        return (
+            Template(file_context_path=tmp_path)
+            .from_template("base")
+            .run_cmd("date +%s%N >/home/user/first")
+            .copy("file", "/home/user/file")
+            .run_cmd("cat file >last")
+        )
+
+    build(of("one"), name)
+    first = make(name).commands.run("cat first").stdout
+    began = time.monotonic()
+    _, log = build(of("one"), name)
+    unchanged_s = time.monotonic() - began
+    assert next(line for line in log if "[1/3]" in line).startswith("CACHED")
+    assert len([line for line in log if line.startswith("CACHED")]) == 3
+    _, log = build(of("two"), name)
+    assert len([line for line in log if line.startswith("CACHED")]) == 1
+    sandbox = make(name)
+    assert sandbox.commands.run("cat first").stdout == first
+    assert sandbox.commands.run("cat last").stdout == "two"
+    assert unchanged_s < 10, unchanged_s
+    _, log = build(of("two"), name, skip_cache=True)
+    assert not [line for line in log if line.startswith("CACHED")]
+    assert make(name).commands.run("cat first").stdout != first
+
+
+def test_a_start_command_is_ready_before_create_answers(product: Product, name: str, make: Make) -> None:
+    template = (
+        Template()
+        .from_template("base")
+        .set_workdir("/srv/web")
+        .run_cmd("echo served >index.html")
+        .set_start_cmd("sleep 1; exec python3 -m http.server 8000", wait_for_port(8000))
+    )
+    build(template, name)
+    for _ in range(2):
+        sandbox = make(name)
+        answer = product.inside(sandbox, "GET", "/index.html", port=8000)
+        assert (answer.status_code, answer.text) == (200, "served\n")
+        owner = sandbox.commands.run("ps -o user= -C python3 || pgrep -u user python3").stdout
+        assert owner.strip()
+
+
+def test_a_start_command_that_never_gets_ready_fails_the_build(product: Product, name: str) -> None:
+    template = Template().from_template("base").set_start_cmd("exit 3", "false")
+    with pytest.raises(BuildException, match="exit status 3"):
+        build(template, name)
+    assert product.call("POST", "/sandboxes", json={"templateID": name}).status_code == 404
+
+
+def test_a_start_command_that_fails_only_later_fails_the_create(product: Product, name: str) -> None:
+    # Ready while it is built, never afterwards: there the mark is on the disk already.
+    template = (
+        Template()
+        .from_template("base")
+        .run_cmd("touch mark")
+        .set_start_cmd("test -e /home/user/broken && exit 4; sleep infinity", wait_for_timeout(1))
+    )
+    build(template, name)
+    child = Template().from_template(name).run_cmd("touch broken")
+    with pytest.raises(BuildException, match="start command ended before it was ready: exit status 4"):
+        build(child, f"{name}-child")
+
+
+def test_a_failed_command_is_told_with_its_step(name: str) -> None:
+    template = Template().from_template("base").run_cmd("echo about to fail >&2; exit 7")
+    log: list[str] = []
+    with pytest.raises(BuildException, match="exit status 7"):
+        Template.build(template, name, **CPU, on_build_logs=lambda entry: log.append(entry.message))  # type: ignore[arg-type]
+    assert "about to fail" in log
+
+
+def test_a_user_who_is_not_there_is_named(name: str) -> None:
+    template = Template().from_template("base").set_user("root123").run_cmd("whoami")
+    expected = "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'"
+    with pytest.raises(BuildException) as raised:
+        build(template, name)
+    assert expected in str(raised.value)
+
+
+def test_names_tags_and_what_exists(product: Product, name: str, make: Make, stranger: str) -> None:
+    assert not Template.exists(name)
+    first, _ = build(Template().from_template("base").run_cmd("echo 1 >version"), f"{name}:v1")
+    second, _ = build(Template().from_template("base").run_cmd("echo 2 >version"), name, tags=["v2", "default"])
+    assert Template.exists(name)
+    assert product.call("GET", f"/templates/aliases/{name}", key=stranger).status_code == 404
+    assert make(f"{name}:v1").commands.run("cat version").stdout == "1\n"
+    assert make(name).commands.run("cat version").stdout == "2\n"
+    Template.assign_tags(f"{name}:v1", ["default", "stable"])
+    tags = {one.tag: one.build_id for one in Template.get_tags(name)}
+    assert tags["stable"] == tags["default"] == tags["v1"] == first.build_id  # type: ignore[attr-defined]
+    assert tags["v2"] == second.build_id  # type: ignore[attr-defined]
+    assert make(name).commands.run("cat version").stdout == "1\n"
+    Template.remove_tags(name, ["stable"])
+    assert product.call("POST", "/sandboxes", json={"templateID": f"{name}:stable"}).status_code == 404
+
+
+def test_the_sandboxes_of_a_build_are_not_shown(product: Product, name: str) -> None:
+    template = Template().from_template("base").run_cmd("sleep 3")
+    info = Template.build_in_background(template, name, **CPU)  # type: ignore[arg-type]
+    deadline = time.monotonic() + 60
+    while Template.get_build_status(info).status.value == "building" and time.monotonic() < deadline:
+        listed = product.call("GET", "/v2/sandboxes").json()
+        assert not [one for one in listed if one["templateID"] == info.template_id]
+        time.sleep(0.2)
+    assert Template.get_build_status(info).status.value == "ready"
+
+
+def test_a_newer_build_takes_the_place_of_one_that_runs(name: str) -> None:
+    older = Template.build_in_background(Template().from_template("base").run_cmd("sleep 120"), name, **CPU)  # type: ignore[arg-type]
+    time.sleep(2)
+    began = time.monotonic()
+    build(Template().from_template("base").run_cmd("echo newer"), name)
+    assert time.monotonic() - began < 60
+    status = Template.get_build_status(older)
+    assert status.status.value == "error"
