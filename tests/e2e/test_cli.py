@@ -52,7 +52,7 @@ class Terminal:
         self.said = b""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.execve(sys.executable, [*CLI, "sandbox", "shell", *arguments], environment())
+            os.execve(sys.executable, [*CLI, "sandbox", "shell", *arguments], {**environment(), "COLUMNS": "80", "LINES": "24"})
         self.resize(30, 100, tell=False)
 
     def resize(self, rows: int, columns: int, *, tell: bool = True) -> None:

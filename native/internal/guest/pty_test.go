@@ -93,3 +93,13 @@ func TestUpdateWithoutATerminal(t *testing.T) {
 	}
 	_ = b.unary("process.Process/SendSignal", m{"process": m{"pid": pid}, "signal": "SIGNAL_SIGKILL"}, nil)
 }
+
+// A program often closes its files a moment before it exits (cat does): nobody hangs up on it in that moment.
+func TestATerminalIsKeptUntilItsProgramHasExited(t *testing.T) {
+	b := newBox(t)
+	s := b.terminal("exec 0<&- 1>&- 2>&-; sleep 0.3; exit 7", 80, 24)
+	s.started()
+	if r := s.rest(); r.end == nil || r.end.ExitCode != 7 {
+		t.Fatalf("%+v", r.end)
+	}
+}

@@ -25,7 +25,7 @@ END_AGAIN_S: Final = 1.0
 
 def run(guest: Guest, command: list[str], *, user: str | None = None, cwd: str | None = None) -> int:
     """Run `command` on a terminal of its own inside; its exit status. Without a terminal here, input is passed on and then ended."""
-    size = shutil.get_terminal_size()
+    size = _size()
     env = {"TERM": os.environ.get("TERM") or "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
     with guest.start(command, user=user, cwd=cwd, env=env, pty=(size.columns, size.lines)) as events:
         first = next(iter(events), None)
@@ -41,6 +41,15 @@ def run(guest: Guest, command: list[str], *, user: str | None = None, cwd: str |
                     case _:
                         pass
     raise Unavailable(Code.OUTCOME_UNKNOWN, "the terminal's stream ended before its shell did")
+
+
+def _size() -> os.terminal_size:
+    """Of the terminal itself: COLUMNS and LINES, where somebody exports them, are what it was once."""
+    try:
+        size = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        return shutil.get_terminal_size()
+    return size if size.columns and size.lines else shutil.get_terminal_size()
 
 
 def _write(data: bytes) -> None:
@@ -114,7 +123,7 @@ class _Side:
                 os.read(self._wake_read, 4096)
                 if self._resized:
                     self._resized = False
-                    size = shutil.get_terminal_size()
+                    size = _size()
                     self._guest.resize(self._pid, columns=size.columns, rows=size.lines)
             if source in ready and not self._ended:
                 data = os.read(source, READ_BYTES)

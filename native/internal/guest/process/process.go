@@ -99,7 +99,7 @@ func (p *process) startOnTerminal(plan *plan, size *terminal, reaper *reap.Reape
 		return err
 	}
 	p.terminal = master
-	p.read(master, "pty", terminalChunk)
+	p.read(master, "pty", terminalChunk, p.child.Done())
 	return nil
 }
 
@@ -136,13 +136,14 @@ func (p *process) startOnPipes(plan *plan, wantsStdin bool, reaper *reap.Reaper)
 		return err
 	}
 	p.stdin = input
-	p.read(output, "stdout", pipeChunk)
-	p.read(complaints, "stderr", pipeChunk)
+	p.read(output, "stdout", pipeChunk, nil)
+	p.read(complaints, "stderr", pipeChunk, nil)
 	return nil
 }
 
-// read carries one output to the hub until it ends, and goes on dropping it when nobody listens.
-func (p *process) read(from *os.File, kind string, chunkBytes int) {
+// read carries one output to the hub until it ends, and goes on dropping it when nobody listens. keep: closed when from
+// may be. To close a terminal is to hang up on whoever has it, and many close their files a moment before they exit.
+func (p *process) read(from *os.File, kind string, chunkBytes int, keep <-chan struct{}) {
 	p.readers.Add(1)
 	go func() {
 		defer p.readers.Done()
@@ -158,6 +159,9 @@ func (p *process) read(from *os.File, kind string, chunkBytes int) {
 			}
 			// A terminal whose last process has gone reads EIO, a pipe EOF: both are the end.
 			if err != nil {
+				if keep != nil {
+					<-keep
+				}
 				return
 			}
 		}
