@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from atoll.base.units import ZERO
 from atoll.control import sandboxes
 from atoll.domain.placement import Observed
+from atoll.planning import reconcile
 from atoll.store import sandboxes as sandboxes_stored
 from atoll.store.tables import HOSTS, PLACEMENTS, REPLICAS, SANDBOXES
 from tests.sim.test_routes import Stream
@@ -133,6 +134,31 @@ async def test_a_deadline_set_here_is_met_there(pair: Pair) -> None:
     await pair.b.call("POST", f"/v1/hosts/{pair.agent.host_id}/activate")
     await pair.at(pair.b).poll()
     await pair.b.until(sandbox_id, "provisioning", timeout_s=8.0)
+
+
+async def test_room_that_is_freed_there_goes_to_who_waits_here(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest gets it, whichever replica has it; who comes second finds it given, and nobody is refused."""
+    monkeypatch.setattr(reconcile, "BACKOFF_S", (60.0,))
+    agent = pair.at(pair.b)
+    held = [await pair.a.accept(template="base")]
+    while (await pair.a.facts(held[-1])).sandbox.state == "provisioning":
+        held.append(await pair.a.accept(template="base"))
+    waiting = [held.pop()]
+    for world in (pair.b, pair.a, pair.b):
+        waiting.append(await world.accept(template="base"))
+    async with asyncio.timeout(SOON_S):
+        while any(len(world.running.reconciler.waiting) < 4 for world in (pair.a, pair.b)):
+            await asyncio.sleep(0.01)
+    for number, world in enumerate((pair.a, pair.b)):
+        await world.release(held[number])
+        async with asyncio.timeout(5), agent.at_work():
+            while (await pair.a.facts(waiting[number])).placement is None:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.4)
+        there = [(await pair.a.facts(one)).placement is not None for one in waiting]
+        assert there == [at <= number for at in range(4)]
+    for one in waiting:
+        assert "sandbox.host_refused" not in await pair.a.history(one)
 
 
 async def test_a_longer_life_near_its_end_is_confirmed_by_the_agent_there(pair: Pair) -> None:

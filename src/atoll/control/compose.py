@@ -46,6 +46,7 @@ from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.following import Following
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.loops.replicas import Replicas
+from atoll.control.loops.waiting import Waiting
 from atoll.control.loops.watch import Watch
 from atoll.control.metering import Meter
 from atoll.control.orders import Orders
@@ -178,6 +179,8 @@ class Control:
             store=store, clock=clock, dice=dice, hub=hub, directory=directory, meter=meter, process=f"control-{dice(4).hex()}"
         )
         consoles, captures = Consoles(hub=hub, dice=dice), self._captures(hub)
+        self.waiting = Waiting(reconciler, clock, stagger_s=_STAGGER_S_MAX * dice(1)[0] / 255 if shared is not None else 0.0)
+        directory.on_room = self.waiting.room
         self.fencing = Fencing(reconciler, directory, clock)
         self.watch = Watch(reconciler, directory, clock)
         self.sessions = Sessions(
@@ -216,6 +219,7 @@ class Control:
 
     async def _load(self, store: Store) -> None:
         await store.read(self.reconciler.directory.load)
+        await self.waiting.load()
         self._routes.load(await store.read(stored.reachable))
         await self._join(store)
 
@@ -257,7 +261,7 @@ class Control:
 
     async def _follow(self, shared: Shared) -> None:
         """Hear the other replicas before what they change is read."""
-        self._following = following = Following(shared, self.reconciler, self._routes, self.fencing, self.keys)
+        self._following = following = Following(shared, self.reconciler, self._routes, self.fencing, self.keys, self.waiting)
         self._spawn(shared.follow(following.heard))
         await following.begun()
 
@@ -383,6 +387,7 @@ class Control:
             self._spawn(self._following.run())
             self._spawn(self._replicas.run())
         self._spawn(self.fencing.run())
+        self._spawn(self.waiting.run())
         self._spawn(self.watch.run())
         self._spawn(self.builds.run())
         self._spawn(refresh.run(reconciler.store, configuration=self.configuration, directory=reconciler.directory if shared else None))

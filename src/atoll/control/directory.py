@@ -6,13 +6,13 @@ shared database every few seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from atoll.base.units import ZERO, Vector
-from atoll.domain.host import Host
+from atoll.domain.host import SUSPECT_AFTER_S, Host
 from atoll.domain.spec import Spec
 from atoll.planning import placing
 from atoll.planning.fleet import Fleet
@@ -40,6 +40,8 @@ class Directory:
     def __init__(self) -> None:
         self._fleet = Fleet()
         self._summed: dict[tuple[object, ...], tuple[float, Shortage]] = {}
+        self.on_room: Callable[[bool], None] = lambda _elsewhere: None
+        """Told when there is more room than before; whether another replica has committed that."""
 
     def adverts(self) -> Iterable[Advert]:
         """Every host that is known."""
@@ -70,19 +72,48 @@ class Directory:
     def load(self, conn: sa.Connection) -> None:
         """Read everything anew; a store function."""
         used = facts.used_by_host(conn)
+        before = {advert.host.id: advert for advert in self._fleet.adverts()}
         self._fleet.load(Advert(host, used.get(host.id, ZERO)) for host in hosts.all_hosts(conn))
+        if any(more_room(before.get(advert.host.id), advert) for advert in self._fleet.adverts()):
+            self.on_room(True)
 
-    def put(self, host: Host, *, used: Vector | None = None) -> None:
-        """A host's row has changed."""
+    def put(self, host: Host, *, used: Vector | None = None, elsewhere: bool = False) -> None:
+        """A host's row has changed. `elsewhere`: by another replica."""
         known = self._fleet.get(host.id)
-        self._fleet.put(Advert(host, used if used is not None else known.used if known else ZERO))
+        self._put(known, Advert(host, used if used is not None else known.used if known else ZERO), elsewhere=elsewhere)
 
-    def use(self, host_id: str, used: Vector) -> None:
+    def use(self, host_id: str, used: Vector, *, elsewhere: bool = False) -> None:
         """What is used of a host has changed."""
         known = self._fleet.get(host_id)
         if known is not None and known.used != used:
-            self._fleet.put(Advert(known.host, used))
+            self._put(known, Advert(known.host, used), elsewhere=elsewhere)
+
+    def _put(self, known: Advert | None, advert: Advert, *, elsewhere: bool) -> None:
+        self._fleet.put(advert)
+        if more_room(known, advert):
+            self.on_room(elsewhere)
 
     def remove(self, host_id: str) -> None:
         """A host is no more."""
         self._fleet.remove(host_id)
+
+
+def more_room(before: Advert | None, after: Advert) -> bool:
+    """Whether somebody may fit who did not before."""
+    if before is None:
+        return True
+    if before is after:
+        return False
+    was, now = before.free, after.free
+    if now.cpu_millis > was.cpu_millis or now.memory_mib > was.memory_mib or now.disk_mib > was.disk_mib or now.slots > was.slots:
+        return True
+    then, host = before.host, after.host
+    if then is host:
+        return False
+    heard_again = host.seen_at is not None and (then.seen_at is None or host.seen_at - then.seen_at >= SUSPECT_AFTER_S)
+    return heard_again or _kind(then) != _kind(host)
+
+
+def _kind(host: Host) -> tuple[object, ...]:
+    """What filters ask of a host, but for its room and its heartbeat."""
+    return host.admin, host.problems, host.isolations, host.labels, host.region, host.arch, host.protocol_min, host.protocol_max

@@ -226,3 +226,8 @@ class Sandbox:
     """Since when it waits for a host: its creation, or its last replacement."""
     unseen: int = 0
     """Earlier placements that were neither seen gone nor fenced yet, and hold what they held."""
+
+    @property
+    def since(self) -> float:
+        """Since when it waits, where it does. *Units*: wall seconds."""
+        return self.created_at if self.waiting_since is None else self.waiting_since

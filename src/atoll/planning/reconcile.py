@@ -234,7 +234,7 @@ def _no_room(facts: Facts, stimulus: NoRoom, now: float) -> Outcome | None:
     sandbox = facts.sandbox
     if sandbox.state not in (State.PENDING, State.RESERVING):
         return None
-    since = sandbox.created_at if sandbox.waiting_since is None else sandbox.waiting_since
+    since = sandbox.since
     if now >= since + sandbox.spec.no_capacity_s:
         return _release(facts, ReleaseRequested(Code.NO_CAPACITY, failing=True, detail=stimulus.detail), now)
     # The pause grows with how long it has waited, so that it needs no counter of its own.

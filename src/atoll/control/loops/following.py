@@ -22,6 +22,7 @@ from atoll.base.units import Vector
 from atoll.control.keys import Keys
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
+from atoll.control.loops.waiting import Waiting
 from atoll.control.routes import Routes
 from atoll.domain.placement import Holding
 from atoll.planning.reconcile import Facts
@@ -47,6 +48,7 @@ class Following:
     routes: Routes
     fencing: Fencing
     keys: Keys
+    waiting: Waiting
     _told: Hints = NOTHING
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -91,8 +93,10 @@ class Following:
         for begin in range(0, len(ids), _ROWS_MAX):
             some = ids[begin : begin + _ROWS_MAX]
             found, used = await self.reconciler.store.read(lambda conn, some=some: _read(conn, some))  # type: ignore[misc]
+            for known in found:
+                self.reconciler.note_waiting(known.sandbox)
             for host_id, amount in used.items():
-                self.reconciler.directory.use(host_id, amount)
+                self.reconciler.directory.use(host_id, amount, elsewhere=True)
             for known in found:
                 self._sandbox(known)
 
@@ -114,7 +118,7 @@ class Following:
         host, used = await reconciler.store.read(lambda conn: (hosts.by_id(conn, host_id), facts.used(conn, host_id)))
         if host is None:
             return
-        reconciler.directory.put(host, used=used)
+        reconciler.directory.put(host, used=used, elsewhere=True)
         reconciler.hub.wake_host(host_id)
         # What waits for room may find some; what is disabled is fenced in its time.
         reconciler.deadlines.set()
@@ -123,6 +127,7 @@ class Following:
     async def _everything(self) -> None:
         self.keys.forget()
         reconciler, cursor = self.reconciler, self.routes.cursor
+        await self.waiting.load()
         await reconciler.store.read(reconciler.directory.load)
         self.routes.replace(await reconciler.store.read(sandboxes.reachable), since=cursor)
         reconciler.hub.everything()

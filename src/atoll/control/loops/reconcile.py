@@ -26,7 +26,7 @@ from atoll.control.hub import Hub
 from atoll.control.metering import Meter
 from atoll.domain.operations import Act
 from atoll.domain.placement import Holding, Placement
-from atoll.domain.sandbox import Condition, Sandbox
+from atoll.domain.sandbox import Condition, Sandbox, State
 from atoll.planning.reconcile import Facts, NoRoom, Stimulus, Tick, advance, wants_placing
 from atoll.store import facts, operations
 from atoll.store.engine import Store
@@ -63,6 +63,8 @@ class Reconciler:
     deadlines: asyncio.Event
     """Set when a deadline may have become the next one."""
     meter: Meter = field(default_factory=Meter)
+    waiting: dict[str, Sandbox] = field(default_factory=dict)
+    """Sandboxes that wait for room, as far as this process knows (`loops/waiting.py`)."""
     next_look_at: float = math.inf
     """When the deadlines are looked at in any case; later ones need not be told."""
 
@@ -143,6 +145,7 @@ class Reconciler:
         if done.refused_by is not None:
             # What was remembered of this host led the sandbox astray, and would lead the next one.
             self.directory.put(done.refused_by.host, used=done.refused_by.used)
+        self.note_waiting(done.sandbox)
         for host_id, sum_of in used.items():
             self.directory.use(host_id, sum_of)
         placement = done.placement
@@ -161,6 +164,17 @@ class Reconciler:
             generation=done.sandbox.generation,
             reason=done.sandbox.reason,
         )
+
+    def note_waiting(self, sandbox: Sandbox) -> None:
+        """Whether this sandbox waits for room, and for nothing else."""
+        if not waits(sandbox):
+            self.waiting.pop(sandbox.id, None)
+            return
+        new = sandbox.id not in self.waiting
+        self.waiting[sandbox.id] = sandbox
+        if new and self.directory.choose(sandbox.spec, sandbox_id=sandbox.id, now=self.clock.now()) is not None:
+            # Freed between the decision that there was none and now, when nobody was known to wait for it.
+            self.directory.on_room(False)
 
     @staticmethod
     def _used(conn: sa.Connection, done: facts.Committed | None) -> Used:
@@ -238,3 +252,9 @@ class Reconciler:
             return done, self._used(conn, done)
 
         return work
+
+
+def waits(sandbox: Sandbox) -> bool:
+    """Whether a sandbox waits for room, and for nothing else."""
+    wrong = sandbox.conditions
+    return sandbox.state is State.PENDING and Condition.NO_ELIGIBLE_HOST in wrong and Condition.REPLACEMENT_BLOCKED not in wrong
