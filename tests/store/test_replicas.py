@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from atoll.base.units import ZERO
 from atoll.control import sandboxes
+from atoll.domain.deployment import ClientLimits, Rate
 from atoll.domain.placement import Observed
 from atoll.planning import reconcile
 from atoll.store import sandboxes as sandboxes_stored
@@ -159,6 +160,30 @@ async def test_room_that_is_freed_there_goes_to_who_waits_here(pair: Pair, monke
         assert there == [at <= number for at in range(4)]
     for one in waiting:
         assert "sandbox.host_refused" not in await pair.a.history(one)
+
+
+async def test_together_they_admit_what_one_would(pair: Pair) -> None:
+    """Half of each rate is each replica's; who is left alone has all of it."""
+    limited = ClientLimits(requests=Rate(0.5, 20))
+    for world in (pair.a, pair.b):
+        await world.running._replicas.beat()  # type: ignore[union-attr]
+        configuration = world.running.configuration
+        configuration.current = replace(configuration.current, client=limited)
+
+    async def passed(*worlds: World) -> int:
+        answers = [(await world.call("GET", "/v1/sandboxes")).status_code for _ in range(30) for world in worlds]
+        assert set(answers) == {200, 429}
+        return answers.count(200)
+
+    assert 20 <= await passed(pair.a, pair.b) <= 22, "and what time has brought"
+    await pair.b.stop()
+    replicas = pair.a.running._replicas
+    assert replicas is not None
+    await replicas.beat()
+    assert replicas.heard == 1
+    pair.a.clock.pass_s(0)
+    await asyncio.sleep(2.5)
+    assert 1 <= await passed(pair.a) <= 2, "one in two seconds, no longer one in four"
 
 
 async def test_a_longer_life_near_its_end_is_confirmed_by_the_agent_there(pair: Pair) -> None:

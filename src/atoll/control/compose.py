@@ -272,6 +272,7 @@ class Control:
         on_lost = (lambda: following.heard(EVERYTHING)) if following is not None else (lambda: None)
         self._replicas = replicas = Replicas(store, self._clock, me, shared=following is not None, on_lost=on_lost)
         await replicas.beat()
+        self.keys.replicas = lambda: replicas.heard
         return replicas
 
     def _replica_views(self) -> list[ReplicaView]:

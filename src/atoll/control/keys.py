@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import sqlalchemy as sa
@@ -35,6 +35,8 @@ class Keys:
         self._configuration = configuration
         self._remembered: dict[str, tuple[float, Caller]] = {}
         self._buckets = Buckets()
+        self.replicas: Callable[[], int] = lambda: 1
+        """How many control processes count requests beside each other."""
 
     async def authenticate(self, key: Secret) -> Caller:
         """As Service.authenticate. *Errors*: also Unavailable RATE_LIMITED."""
@@ -130,4 +132,4 @@ class Keys:
 
     def _take(self, caller: Caller, boot: float) -> None:
         limits = Limits.of(self._configuration.current, team=caller.team.name)
-        self._buckets.take(limits, client=caller.client.id, team=caller.team.id, boot=boot)
+        self._buckets.take(limits, client=caller.client.id, team=caller.team.id, boot=boot, replicas=self.replicas())

@@ -83,6 +83,10 @@ class Rate:
         """The size of the bucket; never less than one request."""
         return max(1.0, self.burst if self.burst is not None else self.per_s * BURST_S)
 
+    def among(self, replicas: int) -> Rate:
+        """One replica's part, where so many count it beside each other."""
+        return self if replicas <= 1 else Rate(self.per_s / replicas, self.at_once / replicas)
+
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:

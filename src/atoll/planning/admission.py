@@ -1,7 +1,7 @@
 """Admission: whether a request may begin at all. Refused: no record exists afterwards.
 
-Theory of operation. Two kinds of limit. A *rate* is counted in memory by token buckets, by each replica for itself: what is asked for is
-weighed before anything is read. A *quota* is counted in the database, in the commit that makes the record (`store/tallies.py`), so that no
+Theory of operation. Two kinds of limit. A *rate* is counted in memory by token buckets, by each of the replicas that are heard of for its own
+part of it (docs/adr/0019): what is asked for is weighed before anything is read. A *quota* is counted in the database, in the commit that makes the record (`store/tallies.py`), so that no
 race passes it. The narrowest scope speaks first: client, team, deployment.
 """
 
@@ -121,8 +121,8 @@ class Buckets:
     kept_max: int = 20_000
     _kept: dict[tuple[str, str], Bucket] = field(default_factory=dict)
 
-    def take(self, limits: Limits, *, client: str, team: str, boot: float) -> None:
-        """One request of this client: it takes from each bucket, or from none.
+    def take(self, limits: Limits, *, client: str, team: str, boot: float, replicas: int = 1) -> None:
+        """One request of this client: it takes from each bucket, or from none. `replicas`: among how many the rates are divided.
 
         *Errors*: Unavailable RATE_LIMITED, with the longest of the waits, and whose rate it is.
         """
@@ -131,7 +131,7 @@ class Buckets:
             ("team", team, limits.team.requests),
             ("deployment", "", limits.deployment.requests),
         )
-        found = [(scope, self._bucket(scope, name, rate, boot)) for scope, name, rate in wanted if rate is not None]
+        found = [(scope, self._bucket(scope, name, rate.among(replicas), boot)) for scope, name, rate in wanted if rate is not None]
         wait_s, scope = max(((bucket.wait_s(boot=boot), scope) for scope, bucket in found), default=(0.0, ""))
         if wait_s > 0:
             raise Unavailable(Code.RATE_LIMITED, f"too many requests of this {scope}", retry_after_s=max(1.0, wait_s), scope=scope)

@@ -108,6 +108,32 @@ def test_a_refused_request_takes_from_no_bucket() -> None:
     assert refusal(buckets, limits, client="b") is None, "the team's bucket was emptied by refusals"
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 3, 7])
+def test_replicas_pass_together_what_one_would(replicas: int) -> None:
+    limits = rates(Rate(21, 42))
+    each = [Buckets() for _ in range(replicas)]
+
+    def passed(boot: float) -> int:
+        return sum(_passes(buckets, limits, boot, replicas) for buckets in each for _ in range(200))
+
+    assert 42 - replicas < passed(0.0) <= 42
+    assert 20 - replicas <= passed(1.0) <= 21 + replicas
+
+
+def test_who_is_left_alone_has_all_of_it() -> None:
+    buckets, limits = Buckets(), rates(Rate(10, 20))
+    assert sum(_passes(buckets, limits, 0.0, 2) for _ in range(50)) == 10
+    assert sum(_passes(buckets, limits, 1.0, 1) for _ in range(50)) == 10
+
+
+def _passes(buckets: Buckets, limits: Limits, boot: float, replicas: int) -> bool:
+    try:
+        buckets.take(limits, client="a", team="t", boot=boot, replicas=replicas)
+    except Unavailable:
+        return False
+    return True
+
+
 def test_another_rate_counts_at_once() -> None:
     buckets = Buckets()
     assert [refusal(buckets, rates(Rate(1, 5))) for _ in range(2)] == [None, None]

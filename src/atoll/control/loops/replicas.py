@@ -48,6 +48,11 @@ class Replicas:
         all_of_them = sorted([*others, replace(self.me, seen_at=now)], key=lambda one: (one.started_at, one.id))
         return [(one, now - one.seen_at < SILENT_S) for one in all_of_them]
 
+    @property
+    def heard(self) -> int:
+        """How many are heard of, this one included; as of the last heartbeat."""
+        return max(1, len(self._known) - len(self._silent)) if self.shared else 1
+
     async def beat(self) -> None:
         """One heartbeat. *Errors*: those of the store."""
         if not self.shared:
