@@ -214,10 +214,23 @@ _TYPES: Final = {
 }
 
 
+_REGISTERED: Final = "a host registers it: `atoll agent join --%s-cpu ...`, or `atoll agent register`; `atoll host get` shows it"
+_ELSEWHERE: Final = {
+    "overcommit": _REGISTERED % "overcommit",
+    "over_commit": _REGISTERED % "overcommit",
+    "reserve": _REGISTERED % "reserve",
+    "capacity": "a host's machine says it, less its reserve and times its overcommit: `atoll host get`",
+    "hosts": "hosts enrol themselves: `atoll host enrollment-token create`",
+}
+"""What one may look for here, and where it is said instead."""
+
+
 def _problem(document: Document, found: Mapping[str, Any]) -> Problem:
     path: Path = tuple(part for part in found["loc"] if part != "[key]")
     kind, given = str(found["type"]), found.get("input")
     if kind == "extra_forbidden":
+        if (where := _ELSEWHERE.get(str(path[-1]).lower())) is not None:
+            return document.problem(path, "is not said in this document", where)
         return document.problem(path, "is not known here", closest(str(path[-1]), _known(path[:-1])))
     if kind == "enum":
         expected = [word.strip("' ") for word in str(found.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(",")]

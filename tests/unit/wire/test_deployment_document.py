@@ -157,6 +157,31 @@ def test_a_word_that_is_nearly_right_gets_a_hint() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "version: 1\nlimits: {deployment: {overcommit: {cpu: 4}}}\nclasses: {ci: {}}",
+        "version: 1\nclasses: {ci: {size: {cpu: {max: 4, overcommit: 16}}}}",
+        "version: 1\nclasses: {ci: {overcommit: 2.0}}",
+        "version: 1\novercommit: {memory: 2}\nclasses: {ci: {}}",
+    ],
+)
+def test_overcommit_is_a_host_s_to_register(text: str) -> None:
+    """A document that seemed to take it would promise what no host has."""
+    with pytest.raises(NotADocument) as refused:
+        read(text)
+    (problem,) = refused.value.problems
+    assert problem.path.endswith("overcommit")
+    assert (problem.message, "--overcommit-cpu" in problem.hint) == ("is not said in this document", True)
+
+
+@pytest.mark.parametrize(("word", "where"), [("reserve", "--reserve-cpu"), ("capacity", "host get"), ("hosts", "enrollment-token")])
+def test_what_is_said_elsewhere_is_said_where(word: str, where: str) -> None:
+    with pytest.raises(NotADocument) as refused:
+        read(f"version: 1\n{word}: 1\nclasses: {{ci: {{}}}}")
+    assert where in refused.value.problems[0].hint
+
+
+@pytest.mark.parametrize(
     ("amount", "word"),
     [
         ("memory: {max: 512}", "has no unit"),
