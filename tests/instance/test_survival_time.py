@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 
 from tests.instance.conftest import Instance, until
+from tests.instance.storm import WEATHER
 from tests.instance.survival import Client, kill, look
 
 LATE_S = 2.0
 """The promise is one second; the rest is for looking, on a machine with better things to do."""
 HEARD_S = 1.0
 """By then the agent has the end of what has become ready: it comes with control's answer to that."""
+ASKING_S = 6.0
 HOUR_S = 3600
 
 
@@ -101,6 +103,26 @@ def test_an_end_is_known_though_control_never_heard_of_readiness(
     instance.until_well()
     until(lambda: client.state(sandbox_id) == "released")
     assert client.get(sandbox_id)["reason"] == "END_REACHED"
+
+
+def test_a_stream_is_cut_at_the_end_while_control_is_silent(instance: Instance, client: Client, class_name: str) -> None:
+    """The edge cannot hear of the end; its connections to the guest are ended under it."""
+    sandbox = client.create(class_name, timeout=8)
+    due = end_at(client, sandbox.sandbox_id)
+    running = sandbox.commands.run("echo on; sleep 1000", background=True, timeout=0)
+    seen = iter(running)
+    assert next(seen)
+    (stopped,) = kill(instance, "control", number=signal.SIGSTOP)
+    try:
+        with pytest.raises(WEATHER):
+            list(seen)
+        cut = time.time()
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    # The SDK then asks for the guest's health, and the edge has control's silence to wait for before it answers that.
+    assert -0.1 < cut - due < LATE_S + ASKING_S
+    instance.until_well()
+    until(lambda: client.state(sandbox.sandbox_id) == "released")
 
 
 def test_an_end_that_passed_while_no_agent_ran_comes_with_the_next_one(instance: Instance, client: Client, class_name: str) -> None:

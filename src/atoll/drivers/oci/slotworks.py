@@ -23,7 +23,7 @@ from atoll.base.errors import Code, Refused
 from atoll.drivers.oci import ruleset
 from atoll.drivers.oci.config import Names
 from atoll.drivers.oci.ruleset import Egress
-from atoll.hostops import conntrack, links, namespaces
+from atoll.hostops import conntrack, links, namespaces, sockets
 from atoll.hostops.netlink import Socket
 from atoll.hostops.nft import Nft, NftError
 
@@ -236,6 +236,9 @@ class SlotWorks:
         """Remove interface and elements. The address is not used again before its connections are forgotten."""
         with Socket() as route:
             route.ask(links.delete_link(self.names.link(number)))
+        # Nobody answers for it any more, and a proxy that only reads would not notice. An old kernel cannot tell it.
+        with contextlib.suppress(OSError):
+            sockets.abort_to(address)
         self._opened.pop(address, None)
         self.drop_orphans()
         with self._retiring:
