@@ -180,7 +180,6 @@ class Control:
         )
         consoles, captures = Consoles(hub=hub, dice=dice), self._captures(hub)
         self.waiting = Waiting(reconciler, clock, stagger_s=_STAGGER_S_MAX * dice(1)[0] / 255 if shared is not None else 0.0)
-        directory.on_room = self.waiting.room
         self.fencing = Fencing(reconciler, directory, clock)
         self.watch = Watch(reconciler, directory, clock)
         self.sessions = Sessions(

@@ -40,6 +40,9 @@ class Waiting:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _soon: asyncio.TimerHandle | None = None
 
+    def __post_init__(self) -> None:
+        self.reconciler.directory.on_room = self.room
+
     async def load(self) -> None:
         """Who waits when this process begins, and after a gap. *Errors*: those of the store."""
         ids = await self.reconciler.store.read(sandboxes.unplaced)
