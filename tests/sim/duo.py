@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 
 from atoll.control.compose import Control
+from atoll.testing.sim.handle import SharedHandle
 from atoll.testing.sim.process import Process
-from atoll.testing.sim.store import Database, Handle
+from atoll.testing.sim.store import Database
 from tests.sim.world import TOKEN, Agent, World
 
 
@@ -34,7 +35,7 @@ class Duo(World):
         for clock_of in self.clocks:
             number = next(self.numbers)
             dice = random.Random(number)
-            handle = Handle(self.database_, Process(f"control {number}"), dice, shared=True)
+            handle = SharedHandle(self.database_, Process(f"control {number}"), dice)
             control = Control(self.settings(), clock=clock_of(self.clock), dice=dice.randbytes, store=handle)
             await control.start()
             self.controls.append(control)

@@ -8,14 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from atoll.agent import agent as agents
 from atoll.agent import leases, steps
 from atoll.control.loops.fencing import Fencing
+from atoll.control.loops.following import Following
 from atoll.control.orders import Orders
 from atoll.domain.command import Kind as Wanted
 from atoll.planning import placing, reconcile
 from atoll.planning.fleet import Fleet
+from atoll.store import facts, hints
+from atoll.store.tables import HOSTS, SANDBOXES
 from atoll.testing.sim.scenario import Fault, Kind, Scenario, Step, Wish
 from atoll.testing.sim.shrink import shrink, signature
 from atoll.testing.sim.world import simulate
@@ -32,6 +36,30 @@ CALM = Scenario(seed=1, hosts=1, replicas=1, fate_s=120.0, steps=ONE)
 
 def with_faults(*faults: Fault, **changes: Any) -> Scenario:
     return replace(CALM, faults=faults, **changes)
+
+
+def a_host_is_not_locked(patch: pytest.MonkeyPatch) -> None:
+    """Two replicas sum a host's holdings beside each other: write skew."""
+    patch.setattr(facts, "_HOST_LOCKED", sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")))
+
+
+def revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """What was decided on an older row is written all the same."""
+    late = SANDBOXES.c.revision >= sa.bindparam("read")
+    patch.setattr(facts, "_CHANGED_SANDBOX", sa.update(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id"), late))
+
+
+def a_gap_is_not_made_good(patch: pytest.MonkeyPatch) -> None:
+    """What others told while the connection was broken is never read."""
+
+    async def nothing(_self: Following) -> None:
+        return
+
+    patch.setattr(Following, "_everything", nothing)
+
+
+def nobody_is_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hints, "sandbox", lambda _conn, _sandbox_id: None)
 
 
 def capacity_is_not_summed(patch: pytest.MonkeyPatch) -> None:
@@ -160,8 +188,11 @@ def a_guest_is_ready_before_it_is_initialised(patch: pytest.MonkeyPatch) -> None
     patch.setattr(steps.Steps, "_meet", at_once)
 
 
+TWO = replace(CALM, replicas=2)
 RELEASES = (*ONE, Step(5.0, 0, Wish.RELEASE))
 CASES = [
+    (a_gap_is_not_made_good, replace(TWO, faults=(Fault(0.5, Kind.HINTS_LOST, for_s=30.0),)), "control . routes"),
+    (nobody_is_told, TWO, "control . routes"),
     (capacity_is_not_summed, replace(CALM, steps=BUSY), "has granted more than it has"),
     (
         a_clock_frees,
@@ -196,6 +227,30 @@ def test_a_broken_fence_is_noticed(breaking: Break, scenario: Scenario, noticed:
     error = simulate(scenario).error
     assert error is not None, "nobody noticed"
     assert re.search(noticed, str(error)), error
+
+
+LATE = replace(CALM, replicas=3, fate_s=20.0, faults=(Fault(0.5, Kind.STORE_LATE, for_s=20.0, share=1.0),))
+CROWD = tuple(Step(1.0, n, Wish.CREATE, 20) for n in range(12))
+RUSH = tuple(Step(1.0 + n / 4, n % 2, (Wish.CREATE, Wish.EXTEND, Wish.RELEASE)[n % 3], 20 + n) for n in range(60))
+SOON = 25
+"""Within so many seeds a broken fence is noticed that chance has to find."""
+FOUND_BY_CHANCE = [
+    (a_host_is_not_locked, replace(LATE, steps=CROWD), "has granted more than it has"),
+    (revisions_are_not_compared, replace(LATE, steps=RUSH), "from revision"),
+]
+
+
+@pytest.mark.parametrize(("breaking", "scenario", "noticed"), FOUND_BY_CHANCE, ids=[case[0].__name__ for case in FOUND_BY_CHANCE])
+def test_chance_finds_a_broken_fence_soon(breaking: Break, scenario: Scenario, noticed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(SOON):
+        with monkeypatch.context() as broken:
+            breaking(broken)
+            error = simulate(replace(scenario, seed=seed)).error
+        if error is not None:
+            assert re.search(noticed, str(error)), error
+            assert simulate(replace(scenario, seed=seed)).error is None, "the scenario itself breaks something"
+            return
+    pytest.fail(f"nobody noticed in {SOON} seeds")
 
 
 def test_what_fails_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

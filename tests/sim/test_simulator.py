@@ -12,7 +12,7 @@ import pytest
 
 from atoll.testing.sim.loop import Stuck, VirtualLoop
 from atoll.testing.sim.process import Process, current
-from atoll.testing.sim.scenario import Fault, Kind, Scenario, Step, Wish, generate
+from atoll.testing.sim.scenario import REPLICAS, Fault, Kind, Scenario, Step, Wish, generate
 from atoll.testing.sim.shrink import shrink, signature
 from atoll.testing.sim.world import Outcome, simulate
 
@@ -225,7 +225,8 @@ def test_each_fault_alone_is_injected_and_survived(kind: Kind) -> None:
     for word in words.get(kind, ("",)):
         steps = tuple(Step(2.0 + 3 * n, n % 2, Wish.CREATE, timeout_s=(15, 400)[n % 2]) for n in range(6))
         fault = Fault(6.0, kind, for_s=20.0, share=0.9, word=word)
-        outcome = simulate(replace(CALM, steps=(*steps, Step(25.0, 0, Wish.RELEASE)), faults=(fault,)))
+        replicas = 2 if kind in REPLICAS else 1
+        outcome = simulate(replace(CALM, replicas=replicas, steps=(*steps, Step(25.0, 0, Wish.RELEASE)), faults=(fault,)))
         assert outcome.error is None, f"{fault}: {outcome.error}"
         assert outcome.injected == {kind.value: 1}, f"{fault} did not happen"
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.util import await_only
 
 from atoll.base.errors import OutcomeUnknown, Unavailable
 from atoll.base.ids import EpochId, Prefix
@@ -21,7 +22,7 @@ from atoll.domain.placement import Observed, Report
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
 from atoll.planning.reconcile import Heard, ReleaseRequested
-from atoll.store import facts, hosts, schema, tenancy
+from atoll.store import facts, hosts, postgres, schema, tenancy
 from atoll.store.postgres import PostgresStore
 from atoll.store.prepared import Prepared
 from atoll.store.tables import EVENTS, HOSTS, PLACEMENTS
@@ -327,3 +328,43 @@ async def test_a_caller_that_goes_away_cuts_off_no_decision(replicas: tuple[Post
     async with asyncio.timeout(5):
         while await b.read(lambda conn: tenancy.team_by_name(conn, made.name)) is None:
             await asyncio.sleep(0.02)
+
+
+async def stands_still(server: Server, monkeypatch: pytest.MonkeyPatch, *, idle_s: float) -> tuple[bool, str]:
+    """A replica is frozen between two statements, with a host's row locked: whether another one gets on, and what the first is told."""
+    monkeypatch.setattr(postgres, "IDLE_S", idle_s)
+    url = await server.database()
+    frozen, other = PostgresStore(url, dice=os.urandom), PostgresStore(url, dice=os.urandom)
+    try:
+        await other.write(schema.migrate)
+        machine = host()
+        await other.write(lambda conn: hosts.add(conn, machine, now=NOW))
+
+        def work(conn: sa.Connection) -> None:
+            found = hosts.locked(conn, machine.id)
+            assert found is not None
+            await_only(asyncio.sleep(2.0))
+            hosts.save(conn, replace(found, region="late"))
+
+        freezing = asyncio.ensure_future(frozen.write(work))
+        await asyncio.sleep(0.2)
+        renewing = asyncio.ensure_future(other.write(lambda conn: hosts.save(conn, replace(machine, region="now"))))
+        done, _ = await asyncio.wait({renewing}, timeout=1.2)
+        errors = await asyncio.gather(freezing, renewing, return_exceptions=True)
+        told = str(getattr(errors[0], "code", "done"))
+        kept = await other.read(lambda conn: hosts.by_id(conn, machine.id))
+        assert kept is not None
+        return bool(done), f"{told}, {kept.region}"
+    finally:
+        await frozen.close()
+        await other.close()
+
+
+async def test_a_frozen_replica_keeps_no_rows_from_the_others(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its late write applies to nothing."""
+    assert await stands_still(server, monkeypatch, idle_s=0.4) == (True, "STORE_UNAVAILABLE, now")
+
+
+async def test_without_that_limit_everybody_waits_for_a_frozen_replica(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    got_on, _ = await stands_still(server, monkeypatch, idle_s=60.0)
+    assert not got_on

@@ -11,18 +11,26 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from atoll.base.errors import OutcomeUnknown
 from atoll.store.engine import Store, Work
 
 T = TypeVar("T")
 
 
-async def told(store: Store, work: Work[T], tell: Callable[[T], object]) -> T:
-    """Commit `work`, and `tell` of it, also when the caller is cancelled meanwhile. *Errors*: those of the store and of `work`."""
-    return await finish(_told(store, work, tell))
+async def told(store: Store, work: Work[T], tell: Callable[[T], object], *, doubt: Callable[[], object] = lambda: None) -> T:
+    """Commit `work`, and `tell` of it, also when the caller is cancelled meanwhile. *Errors*: those of the store and of `work`.
+
+    `doubt`: called when nobody knows whether it was committed; the caller is told OutcomeUnknown then.
+    """
+    return await finish(_told(store, work, tell, doubt))
 
 
-async def _told(store: Store, work: Work[T], tell: Callable[[T], object]) -> T:
-    result = await store.write(work)
+async def _told(store: Store, work: Work[T], tell: Callable[[T], object], doubt: Callable[[], object]) -> T:
+    try:
+        result = await store.write(work)
+    except OutcomeUnknown:
+        doubt()
+        raise
     tell(result)
     return result
 

@@ -40,7 +40,7 @@ from atoll.control.hosts import Hosts
 from atoll.control.hub import Hub
 from atoll.control.imports import Imports
 from atoll.control.keys import Keys
-from atoll.control.loops import deadlines, refresh, retention
+from atoll.control.loops import deadlines, doubts, refresh, retention
 from atoll.control.loops.alerts import Alerts
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.following import Following
@@ -383,6 +383,7 @@ class Control:
             )
         stagger_s = 0.0 if self._following is None else _STAGGER_S_MAX * self._dice(1)[0] / 255
         self._spawn(deadlines.run(self.reconciler, self._clock, stagger_s=stagger_s))
+        self._spawn(doubts.run(self.reconciler))
         if self._following is not None and self._replicas is not None:
             self._spawn(self._following.run())
             self._spawn(self._replicas.run())

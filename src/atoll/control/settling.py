@@ -61,7 +61,12 @@ class Settling:
     async def _take(self, host: Host, said: wire.Account) -> Taken:
         now = self.clock.now()
         work = self._taking(said.told(), host_id=host.id, now=now)
-        taken, _, _ = await commits.told(self.reconciler.store, work, lambda found: self.reconciler.published(found[1], found[2]))
+        taken, _, _ = await commits.told(
+            self.reconciler.store,
+            work,
+            lambda found: self.reconciler.published(found[1], found[2]),
+            doubt=lambda: self.reconciler.doubt(said.sandbox_id),
+        )
         return taken
 
     def _taking(

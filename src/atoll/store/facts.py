@@ -53,6 +53,7 @@ _FACTS_OF_MANY: Final = (
     .where(SANDBOXES.c.id.in_(sa.bindparam("ids", expanding=True)))
 )
 _HOST_LOCKED: Final = Prepared(sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")).with_for_update())
+_SANDBOX_LOCKED: Final = Prepared(sa.select(SANDBOXES.c.id).where(SANDBOXES.c.id == sa.bindparam("of_id")).with_for_update())
 _NEW_SANDBOX: Final = Prepared(sa.insert(SANDBOXES))
 _NEW_PLACEMENT: Final = Prepared(sa.insert(PLACEMENTS))
 _NEW_EVENT: Final = Prepared(sa.insert(EVENTS))
@@ -90,6 +91,12 @@ def load(conn: sa.Connection, sandbox_id: str) -> Facts | None:
     """The sandbox and its current placement as of one moment; None when there is no such sandbox."""
     row = _FACTS.first(conn, {"of_id": sandbox_id})
     return None if row is None else _facts(conn, row)
+
+
+def load_after_others(conn: sa.Connection, sandbox_id: str) -> Facts | None:
+    """As `load`, once every transaction that has begun to change this sandbox has come to its end."""
+    _SANDBOX_LOCKED.first(conn, {"of_id": sandbox_id})
+    return load(conn, sandbox_id)
 
 
 def load_many(conn: sa.Connection, sandbox_ids: Sequence[str]) -> Sequence[Facts]:

@@ -85,9 +85,9 @@ class Collected:
         return Hints(False, frozenset(self.sandboxes), frozenset(self.hosts), frozenset(self.clients))
 
 
-def collect(conn: sa.Connection) -> Collected:
-    """Begin to note what is changed on this connection; for stores that are shared."""
-    collected = Collected()
+def collect(conn: sa.Connection, into: Collected | None = None) -> Collected:
+    """Begin to note what is changed on this connection; for stores that are shared. `into`: go on with what was begun before."""
+    collected = Collected() if into is None else into
     conn.info[_KEY] = collected
     return collected
 

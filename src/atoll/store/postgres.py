@@ -34,6 +34,9 @@ _FULL: Final = frozenset({"53100"})
 """disk_full."""
 
 
+IDLE_S: Final = 10.0
+"""A transaction whose process stands still for longer (stopped, its machine suspended or cut off) is ended by the database, and lets go of
+the rows that it has locked: else every other replica would wait for it, the polls of the hosts that it holds first of all."""
 _BROKEN: Final = ("08", "57P")
 """connection_exception; admin_shutdown, crash_shutdown and their like."""
 
@@ -46,7 +49,14 @@ class PostgresStore:
     """Implements store.engine.Store and store.hints.Shared. `url`: `postgresql+asyncpg://...`; keep it out of logs, it holds a password."""
 
     def __init__(self, url: str, *, dice: Dice, connections: int = 8) -> None:
-        self._engine = create_async_engine(url, pool_size=connections, max_overflow=0, pool_timeout=10.0, isolation_level="READ COMMITTED")
+        self._engine = create_async_engine(
+            url,
+            pool_size=connections,
+            max_overflow=0,
+            pool_timeout=10.0,
+            isolation_level="READ COMMITTED",
+            connect_args={"server_settings": {"idle_in_transaction_session_timeout": str(int(IDLE_S * 1000))}},
+        )
         self._dice = dice
         self._line = Line(url, dice=dice)
         self._writing: set[asyncio.Future[Any]] = set()
@@ -76,7 +86,12 @@ class PostgresStore:
             try:
                 async with self._engine.connect() as conn:
                     result, changed = await conn.run_sync(_noted, work)
-                    await self._commit(conn)
+                    try:
+                        await self._commit(conn)
+                    except OutcomeUnknown:
+                        # It may be on disk: the others look.
+                        self.tell(changed)
+                        raise
             except (Stale, _Again):
                 pass
             except sa.exc.DBAPIError as error:

@@ -17,6 +17,7 @@ from typing import Protocol
 import sqlalchemy as sa
 
 from atoll.base.clock import Clock
+from atoll.base.errors import AtollError
 from atoll.base.ids import Dice, HostId, PlacementId, Prefix, new_id
 from atoll.base.units import Vector
 from atoll.control import commits
@@ -67,6 +68,9 @@ class Reconciler:
     """Sandboxes that wait for room, as far as this process knows (`loops/waiting.py`)."""
     next_look_at: float = math.inf
     """When the deadlines are looked at in any case; later ones need not be told."""
+    doubtful: set[str] = field(default_factory=set)
+    """Sandboxes of which a change may be on disk that nobody here has heard of (`loops/doubts.py`)."""
+    doubts: asyncio.Event = field(default_factory=asyncio.Event)
 
     def event_id(self) -> str:
         """A fresh id of an event."""
@@ -96,7 +100,38 @@ class Reconciler:
             self._told(committed)
             self.meter.met(stimulus, changed=committed[0] is not None and committed[0].changed)
 
-        return (await commits.told(self.store, work, tell))[0]
+        return (await self._committed(sandbox_id, work, tell))[0]
+
+    async def _committed(
+        self,
+        sandbox_id: str,
+        work: Callable[[sa.Connection], tuple[facts.Committed | None, Used]],
+        tell: Callable[[tuple[facts.Committed | None, Used]], None],
+    ) -> tuple[facts.Committed | None, Used]:
+        return await commits.told(self.store, work, tell, doubt=lambda: self.doubt(sandbox_id))
+
+    def doubt(self, sandbox_id: str) -> None:
+        """Something may be committed of it that was not told here."""
+        self.doubtful.add(sandbox_id)
+        self.doubts.set()
+
+    async def look_again(self, sandbox_id: str) -> None:
+        """Tell everybody what is on record of a doubtful one. *Errors*: those of the store; then it is doubtful again."""
+        self.doubtful.discard(sandbox_id)
+
+        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
+            found = facts.load_after_others(conn, sandbox_id)
+            if found is None:
+                return None, {}
+            places = [one for one in (found.placement, *found.older) if one is not None]
+            done = facts.Committed(found.sandbox, found.placement, changed=True, older=found.older)
+            return done, {one.host_id: facts.used(conn, one.host_id) for one in places}
+
+        try:
+            self.published(*await self.store.write(work))
+        except AtollError:
+            self.doubt(sandbox_id)
+            raise
 
     def _told(self, committed: tuple[facts.Committed | None, Used]) -> None:
         self.published(*committed)
@@ -197,7 +232,7 @@ class Reconciler:
                 work(conn)
                 return placing_it(conn)
 
-            return (await commits.told(self.store, both, self._told))[0]
+            return (await self._committed(sandbox.id, both, self._told))[0]
         return await commits.finish(self._accepted(sandbox, work, placing_it))
 
     async def _accepted(
@@ -217,7 +252,7 @@ class Reconciler:
 
     async def place(self, sandbox: Sandbox) -> facts.Committed | None:
         """One host is asked, the best first; or, when none is left, that is recorded. None when there is no such sandbox."""
-        done, _ = await commits.told(self.store, self._placing(sandbox), self._told)
+        done, _ = await self._committed(sandbox.id, self._placing(sandbox), self._told)
         self._warn(sandbox, done)
         return done
 

@@ -60,8 +60,7 @@ class Ledger:
         """One commit. *Errors*: Violated."""
         for change in changes:
             rows = {"sandboxes": self.sandboxes, "placements": self.placements, "hosts": self.hosts}.get(change.table)
-            row = change.after or change.before
-            assert row is not None
+            row = change.row
             if rows is not None:
                 if change.after is None:
                     rows.pop(row["id"], None)

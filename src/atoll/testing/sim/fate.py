@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from atoll.base.errors import AtollError, Code
 from atoll.domain.host import AdminEvent
 from atoll.testing.sim.network import Weather
-from atoll.testing.sim.scenario import CONTROL, SLOW_S_MAX, STEP_S_MAX, STEPS_MAX, STORE, Fault, Kind
+from atoll.testing.sim.scenario import CONTROL, REPLICAS, SLOW_S_MAX, STEP_S_MAX, STEPS_MAX, STORE, Fault, Kind
 from atoll.testing.sim.store import StoreWeather
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Fate:
     async def _happen(self, fault: Fault) -> bool:
         """Whether there was anything that could go wrong."""
         world = self._world
+        if fault.kind in REPLICAS and not world.shared:
+            return False
         if fault.kind in STORE:
             return await self._store(fault)
         if fault.kind is Kind.CLOCK_STEP:
@@ -63,26 +65,13 @@ class Fate:
     async def _store(self, fault: Fault) -> bool:
         weather = self._world.database.weather
         self._say(fault, "the store")
-        match fault.kind:
-            case Kind.STORE_RACES:
-                weather.races = fault.share * 0.8
-            case Kind.STORE_FORGETS:
-                weather.forgets = fault.share
-            case Kind.STORE_SLOW:
-                weather.slow_s = fault.share
-            case _:
-                weather.down = True
+        name, value = _STORE[fault.kind](fault)
+        setattr(weather, name, value)
+        if weather.down:
+            for seat in self._world.seats:
+                seat.ear.broken.set()
         await asyncio.sleep(fault.for_s)
-        calm = StoreWeather()
-        match fault.kind:
-            case Kind.STORE_RACES:
-                weather.races = calm.races
-            case Kind.STORE_FORGETS:
-                weather.forgets = calm.forgets
-            case Kind.STORE_SLOW:
-                weather.slow_s = calm.slow_s
-            case _:
-                weather.down = calm.down
+        setattr(weather, name, getattr(StoreWeather(), name))
         return True
 
     async def _step(self, fault: Fault) -> bool:
@@ -121,6 +110,13 @@ class Fate:
     async def _control_freeze(self, fault: Fault, seat: Seat) -> bool:
         return await self._freeze(fault, seat.process)
 
+    async def _hints_lost(self, fault: Fault, seat: Seat) -> bool:
+        self._say(fault, f"control {seat.number}")
+        seat.ear.cut_off()
+        await asyncio.sleep(fault.for_s)
+        seat.ear.cut = False
+        return True
+
     async def _trapped(self, fault: Fault, process: Process) -> None:
         steps = 1 + int(fault.share * STEPS_MAX)
         self._world.injected[fault.kind.value] += 1
@@ -151,6 +147,7 @@ class Fate:
         await process.gone()
         if fault.word == "disk":
             self._world.history.lost_disk.add(host.name)
+            host.forgot_at = host.clock.boot()
             self._world.note(f"! {host.name} has lost its database")
             for path in host.directory.glob("agent.db*"):
                 path.unlink()
@@ -171,6 +168,7 @@ class Fate:
     def _switch_on(self, host: Host) -> None:
         host.boots += 1
         host.clock.reboot()
+        host.forgot_at = min(host.forgot_at, 0.0)
         host.line.answered_at = host.clock.boot()
         host.off = False
         host.woken.set()
@@ -346,6 +344,7 @@ class Fate:
         world.database.weather = StoreWeather()
         for seat in world.seats:
             seat.pause_s = 0.5
+            seat.ear.cut = False
             seat.clock.set_right()
             if seat.clock.unseen and seat.process is not None:
                 seat.process.end()
@@ -385,6 +384,15 @@ class Fate:
         self._world.note(f"{host.name} joins again")
         self._switch_on(host)
 
+
+_STORE: Final[Mapping[Kind, Callable[[Fault], tuple[str, float | bool]]]] = {
+    Kind.STORE_RACES: lambda fault: ("races", fault.share * 0.8),
+    Kind.STORE_FORGETS: lambda fault: ("forgets", fault.share),
+    Kind.STORE_SLOW: lambda fault: ("slow_s", fault.share),
+    Kind.STORE_LATE: lambda fault: ("late", fault.share),
+    Kind.STORE_DOWN: lambda _fault: ("down", True),
+}
+"""What of the store's weather each changes, and to what."""
 
 Handler = Callable[..., Awaitable[bool]]
 _CONTROL: Final[Mapping[Kind, Handler]] = {kind: getattr(Fate, f"_{kind.value}") for kind in Kind if kind in CONTROL}

@@ -20,6 +20,8 @@ class Kind(StrEnum):
     CONTROL_CRASH = "control_crash"
     """A replica ends after a number of its own steps. [share: of STEPS_MAX]"""
     CONTROL_FREEZE = "control_freeze"
+    HINTS_LOST = "hints_lost"
+    """A replica does not hear the others, nor they it, until its connection is mended."""
     AGENT_CRASH = "agent_crash"
     """[share: of STEPS_MAX; word: `disk` when its database is gone afterwards]"""
     AGENT_FREEZE = "agent_freeze"
@@ -40,6 +42,8 @@ class Kind(StrEnum):
     """Transactions fail to serialize and are run again. [share: how many]"""
     STORE_FORGETS = "store_forgets"
     """A commit is on disk and its caller hears an error. [share: how many]"""
+    STORE_LATE = "store_late"
+    """Of several replicas: transactions read now and write later, when others have written. [share: how many]"""
     STORE_DOWN = "store_down"
     STORE_SLOW = "store_slow"
     """[share: of a second]"""
@@ -60,8 +64,10 @@ class Kind(StrEnum):
     DRAIN = "drain"
 
 
-CONTROL: Final = frozenset({Kind.CONTROL_CRASH, Kind.CONTROL_FREEZE})
-STORE: Final = frozenset({Kind.STORE_RACES, Kind.STORE_FORGETS, Kind.STORE_DOWN, Kind.STORE_SLOW})
+CONTROL: Final = frozenset({Kind.CONTROL_CRASH, Kind.CONTROL_FREEZE, Kind.HINTS_LOST})
+STORE: Final = frozenset({Kind.STORE_RACES, Kind.STORE_FORGETS, Kind.STORE_DOWN, Kind.STORE_SLOW, Kind.STORE_LATE})
+REPLICAS: Final = frozenset({Kind.STORE_LATE, Kind.HINTS_LOST})
+"""What can only go wrong between several."""
 STEPS_MAX: Final = 200
 SLOW_S_MAX: Final = 8.0
 STEP_S_MAX: Final = 7200.0
@@ -117,7 +123,7 @@ class Plan:
     """How big worlds are. *Units*: virtual seconds."""
 
     hosts_max: int = 3
-    replicas_max: int = 1
+    replicas_max: int = 3
     clients_max: int = 4
     fate_s: float = 400.0
     faults_max: int = 24

@@ -1,16 +1,15 @@
-"""The store of a simulation: one database in memory, a handle for each control process, and a look at what every commit changed.
+"""The store of a simulation: one database in memory, and a look at what every commit changed.
 
-Theory of operation. A handle behaves as a client of a shared database does: a transaction takes a moment, may be run again because it
-lost a race (its first run is rolled back), may find no database, and may be committed without its caller hearing of it. What a commit
-changed is noted by triggers in the same transaction, as pairs of rows before and after; `after_commit` gets them. What any statement
-says is shown to `on_statement`, values included: that is how a secret is found that was in a column for one moment only.
+Theory of operation. Every control process uses it through a handle of its own (`handle.py`). What a commit changed is noted by triggers in
+the same transaction, as pairs of rows before and after; `after_commit` gets them. What any statement says is shown to `on_statement`,
+values included: that is how a secret is found that was in a column for one moment only. Where several processes share it, transactions
+read now and write later (`interleaving.py`), and messages from one to the others pass through it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +17,18 @@ from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
+from sqlalchemy.util import greenlet_spawn
 
-from atoll.base.errors import Code, OutcomeUnknown, Unavailable
-from atoll.store import schema
+from atoll.store import hints, schema
 from atoll.store.engine import Work
+from atoll.store.hints import Collected
 from atoll.testing.sim.clock import EPOCH_S
-from atoll.testing.sim.process import Process
+from atoll.testing.sim.interleaving import Gone, Interleaving, Key, Late
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
 
-_TRIES: Final = 12
+_HEARD_S: Final = 0.003
 _WATCHED: Final[Mapping[str, tuple[str, ...]]] = {
     "sandboxes": (
         "id", "revision", "state", "generation", "placement_id", "host_id", "reason", "end_at", "started_at", "request_id", "bootstrap_exposed",
@@ -50,6 +50,13 @@ class Change:
     before: Row | None
     after: Row | None
 
+    @property
+    def row(self) -> Row:
+        """As it is, or was."""
+        row = self.after if self.after is not None else self.before
+        assert row is not None
+        return row
+
 
 @dataclass(slots=True)
 class StoreWeather:
@@ -59,6 +66,8 @@ class StoreWeather:
     forgets: float = 0.0
     slow_s: float = 0.0
     down: bool = False
+    late: float = 0.03
+    """Of processes that share it."""
 
 
 class Database:
@@ -83,30 +92,96 @@ class Database:
         self._driver.execute("COMMIT")
         _watch(self._driver)
         self._driver.set_trace_callback(on_statement)
+        self._interleaving = Interleaving(self._engine, say=self._say, changed=lambda: map(_key, self._changes()))
+        self._ears: dict[int, Callable[[str], None]] = {}
 
-    def commit(self, work: Work[T]) -> T:
-        """Run it, keep it, and look at what it changed."""
-        result = self._run(work)
-        changes = self._driver.execute("SELECT of, was, now FROM temp.changes ORDER BY n").fetchall()
+    def commit(self, work: Work[T], noted: Collected | None = None) -> T:
+        """Run it, keep it, and look at what it changed. `noted`: gets what it tells to others. *Errors*: Blocked: nothing was kept."""
+        hints.collect(self.conn, into=noted)
+        self._driver.execute("BEGIN IMMEDIATE")
+        try:
+            result = work(self.conn)
+            changes = self._finish(None)
+        except BaseException:
+            self._driver.execute("ROLLBACK")
+            raise
+        self.after_commit(changes)
+        return result
+
+    async def commit_late(self, work: Work[T], late: Late) -> T:
+        """As `commit`, with time between what it reads and what it writes. *Errors*: also Stale, Unavailable."""
+
+        def run() -> tuple[T, Sequence[Change]]:
+            self._interleaving.enter(self.conn, late)
+            try:
+                result = work(self.conn)
+                self._interleaving.before_commit(self.conn, late)
+                return result, self._finish(late) if late.began else ()
+            except BaseException:
+                if late.began:
+                    self._driver.execute("ROLLBACK")
+                raise
+            finally:
+                self._interleaving.leave(late)
+
+        result, changes = await _through(run)
+        self.after_commit(changes)
+        return result
+
+    async def read_late(self, work: Work[T], late: Late) -> T:
+        """Read, with time between one statement and the next."""
+
+        def run() -> T:
+            self._interleaving.enter(self.conn, late)
+            try:
+                return work(self.conn)
+            finally:
+                self._interleaving.leave(late)
+
+        return await _through(run)
+
+    def lose(self, work: Work[T]) -> None:
+        """Run it, and roll it back: somebody else was quicker."""
+        self._driver.execute("BEGIN IMMEDIATE")
+        try:
+            work(self.conn)
+        finally:
+            self._driver.execute("ROLLBACK")
+
+    def _finish(self, late: Late | None) -> Sequence[Change]:
+        changes = self._changes()
+        self._interleaving.check(map(_key, changes), late)
         if changes:
             self._driver.execute("DELETE FROM temp.changes")
         self._driver.execute("COMMIT")
         self.commits += 1
-        self.after_commit([Change(of, json.loads(was) if was else None, json.loads(now) if now else None) for of, was, now in changes])
-        return result
+        return changes
 
-    def lose(self, work: Work[T]) -> None:
-        """Run it, and roll it back: somebody else was quicker."""
-        self._run(work)
-        self._driver.execute("ROLLBACK")
+    def _changes(self) -> Sequence[Change]:
+        found = self._driver.execute("SELECT of, was, now FROM temp.changes ORDER BY n").fetchall()
+        return [Change(of, json.loads(was) if was else None, json.loads(now) if now else None) for of, was, now in found]
 
-    def _run(self, work: Work[T]) -> T:
-        self._driver.execute("BEGIN IMMEDIATE")
-        try:
-            return work(self.conn)
-        except BaseException:
-            self._driver.execute("ROLLBACK")
-            raise
+    def _say(self, statement: str, parameters: Any = (), *, many: bool = False) -> sqlite3.Cursor:
+        return self._driver.executemany(statement, parameters) if many else self._driver.execute(statement, parameters)
+
+    def listen(self, ear: object, heard: Callable[[str], None]) -> Callable[[], None]:
+        """Have `heard` called with each message, until what this gives is called. Messages come in order, a moment after they were sent."""
+        self._ears[id(ear)] = heard
+
+        def end() -> None:
+            if self._ears.get(id(ear)) is heard:
+                del self._ears[id(ear)]
+
+        return end
+
+    def notify(self, message: str) -> None:
+        """Tell everybody who listens when it arrives."""
+
+        def arrive() -> None:
+            for heard in list(self._ears.values()):
+                heard(message)
+
+        asyncio.get_running_loop().call_later(_HEARD_S, arrive)
 
     def everything(self) -> dict[str, list[tuple[Any, ...]]]:
         """All rows of all tables."""
@@ -119,57 +194,16 @@ class Database:
         self._engine.dispose()
 
 
-class Handle:
-    """Implements store.engine.Store for one process."""
+def _key(change: Change) -> Key:
+    return change.table, change.row.get("id")
 
-    def __init__(self, database: Database, process: Process, dice: random.Random, *, shared: bool) -> None:
-        self._database = database
-        self._process = process
-        self._dice = dice
-        self._shared = shared
 
-    async def write(self, work: Work[T]) -> T:
-        """As Store.write."""
-        weather = self._database.weather
-        await asyncio.sleep(self._dice.random() * (0.002 + weather.slow_s))
-        for _ in range(_TRIES):
-            self._process.check()
-            if weather.down:
-                raise Unavailable(Code.STORE_UNAVAILABLE, "the simulated database is down")
-            if self._dice.random() >= weather.races:
-                break
-            self._database.lose(work)
-            await asyncio.sleep(self._dice.random() * 0.01)
-        else:
-            raise Unavailable(Code.STORE_UNAVAILABLE, "the same rows were changed by others each time")
-        self._process.check()
-        result = self._database.commit(work)
-        if self._dice.random() < weather.forgets:
-            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the connection broke during the commit")
-        await asyncio.sleep(self._dice.random() * 0.001)
-        return result
-
-    async def read(self, work: Work[T]) -> T:
-        """As Store.read."""
-        if self._shared:
-            await asyncio.sleep(self._dice.random() * (0.001 + self._database.weather.slow_s))
-        self._process.check()
-        if self._database.weather.down:
-            raise Unavailable(Code.STORE_UNAVAILABLE, "the simulated database is down")
-        return work(self._database.conn)
-
-    async def wall(self) -> float | None:
-        """As Store.wall."""
-        if not self._shared:
-            return None
-        await asyncio.sleep(self._dice.random() * self._database.weather.slow_s)
-        return self._database.wall()
-
-    def require_room(self) -> None:
-        """Memory has room."""
-
-    async def close(self) -> None:
-        """Nothing: the next control finds everything as it was."""
+async def _through(run: Callable[[], T]) -> T:
+    """A late transaction in its greenlet."""
+    try:
+        return await greenlet_spawn(run)
+    except Gone:
+        raise asyncio.CancelledError from None
 
 
 def _watch(driver: sqlite3.Connection) -> None:

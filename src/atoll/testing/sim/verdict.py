@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from atoll.agent.record import Record
 from atoll.base.errors import Code
 from atoll.base.secret import Secret
+from atoll.base.units import Vector
 from atoll.domain.placement import Holding
 from atoll.domain.sandbox import TERMINAL
 from atoll.testing.sim import checks
@@ -25,7 +26,7 @@ from atoll.testing.sim.store import Change, Row
 from atoll.wire.guest import Init
 
 if TYPE_CHECKING:
-    from atoll.testing.sim.world import Host, World
+    from atoll.testing.sim.world import Host, Seat, World
 
 EARLY_S: Final = 10.0
 """An end may come this much too soon: it is counted from when the agent sent its request, and a request may be on its way so long."""
@@ -35,6 +36,8 @@ POLLED_S: Final = 60.0
 """An agent polls at least this often: one park and some backoff."""
 GONE_S: Final = 300.0
 """What is released in a healed world is gone by then: a removal's longest pause, and one deadline."""
+TOLD_S: Final = 40.0
+"""Every replica of a world at rest remembers what is on record by then: the silence of one that has died is noticed, and all is read anew."""
 REST_S: Final = 1800.0
 """A healed world has come to rest by then: an image's and a guest's deadline, waiting for room, and two releases."""
 
@@ -234,6 +237,7 @@ async def _eventually(world: World, wrong: Callable[[World], str | None], within
 async def at_rest(world: World) -> None:
     """What is desired is what is. *Errors*: Violated."""
     await _eventually(world, _not_at_rest, REST_S)
+    await _eventually(world, lambda now: next(filter(None, (_misled(now, seat) for seat in now.seats)), None), TOLD_S)
     world.note("everything is at rest")
 
 
@@ -260,6 +264,23 @@ def _not_at_rest(world: World) -> str | None:
         stray = sorted(set(host.things.placements) - wanted)
         if stray:
             return f"{host.name} has {', '.join(stray)}, which nobody wants"
+    return None
+
+
+def _misled(world: World, seat: Seat) -> str | None:
+    """Whether this replica remembers something else than what is on record."""
+    if seat.replica is None:
+        return f"control {seat.number} is not up"
+    control, ledger = seat.replica.control, world.ledger
+    for sandbox_id, row in ledger.sandboxes.items():
+        route = control._routes.get(sandbox_id)  # noqa: SLF001 - what edges are told
+        wanted = row["placement_id"] if row["state"] == "ready" else None
+        if (route.placement_id if route is not None else None) != wanted:
+            return f"control {seat.number} routes {sandbox_id}, which is {row['state']}, to {route}"
+    for advert in control.reconciler.directory.adverts():
+        used = Vector(**ledger.used(advert.host.id))
+        if advert.used != used:
+            return f"control {seat.number} takes {advert.host.name} for using {advert.used}, and it uses {used}"
     return None
 
 

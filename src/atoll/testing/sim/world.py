@@ -44,12 +44,13 @@ from atoll.testing.sim.checks import Ledger, Violated
 from atoll.testing.sim.clients import CANARY, KEY, Clients
 from atoll.testing.sim.clock import MachineClock, ProcessClock
 from atoll.testing.sim.fate import Fate
+from atoll.testing.sim.handle import Ear, Handle, SharedHandle
 from atoll.testing.sim.loop import VirtualLoop
 from atoll.testing.sim.machine import SimDriver, SimGuests, SimJournal, SimMachine
 from atoll.testing.sim.network import Line, Replica, SimTransport
 from atoll.testing.sim.process import Process
 from atoll.testing.sim.scenario import Scenario
-from atoll.testing.sim.store import Change, Database, Handle
+from atoll.testing.sim.store import Change, Database
 from atoll.wire import agent as wire
 
 IMAGE: Final = "sha256:" + "0" * 64
@@ -82,6 +83,8 @@ class Host:
     journal: SimJournal | None = None
     pause_s: float = 0.5
     """How long until its agent is started again."""
+    forgot_at: float = -math.inf
+    """When its agent lost its database last, by the boot clock."""
     unable_at: float = -math.inf
     """When something kept its agent from acting last."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,6 +96,9 @@ class Host:
         if process is None or not process.alive or process.frozen is not None or self.off or things.failing or things.hanging:
             self.unable_at = now
         if things.journal_refuses or any(placement.stuck for placement in things.placements.values()):
+            self.unable_at = now
+        if self.line.answered_at <= self.forgot_at:
+            # It knows of nothing what is wanted before control has told it again.
             self.unable_at = now
         return now - self.unable_at >= for_s
 
@@ -119,6 +125,8 @@ class Seat:
     process: Process | None = None
     runs: int = 0
     pause_s: float = 0.5
+    ear: Ear = field(default_factory=Ear)
+    """Where it hears the other replicas."""
 
 
 class World:
@@ -199,6 +207,11 @@ class World:
                 await process.gone()
         verdict.in_the_end(self)
 
+    @property
+    def shared(self) -> bool:
+        """Whether several control processes use the database."""
+        return self.scenario.replicas > 1
+
     def replicas(self) -> list[Replica]:
         """Control processes that answer."""
         return [seat.replica for seat in self.seats if seat.replica is not None and seat.replica.process.alive]
@@ -245,9 +258,9 @@ class World:
             ended = asyncio.Event()
             process = seat.process = Process(f"control {seat.number}", lambda _process, ended=ended: ended.set())  # type: ignore[misc]
             dice = self.dice(f"control {seat.number} run {seat.runs}")
-            store = Handle(self.database, process, dice, shared=self.scenario.replicas > 1)
+            store = SharedHandle(self.database, process, dice, seat.ear) if self.shared else Handle(self.database, process, dice)
             control = Control(self._settings(), clock=ProcessClock(seat.clock), dice=dice.randbytes, store=store)
-            starting = process.run(self._begin(control))
+            starting = process.run(self._begin(control, store))
             await asyncio.wait({starting})
             if not starting.cancelled() and starting.exception() is None and process.alive:
                 seat.replica = Replica(process, control)
@@ -263,9 +276,11 @@ class World:
             seat.pause_s = 0.5
 
     @staticmethod
-    async def _begin(control: Control) -> None:
+    async def _begin(control: Control, store: Handle) -> None:
         await control.start()
         await control.keys.ensure_operator(digest=key_digest(KEY), hint="5555", team=DEFAULT_TEAM)
+        if isinstance(store, SharedHandle):
+            store.begun = True
 
     # Hosts.
 
