@@ -197,6 +197,17 @@ async def test_near_its_end_without_the_agent_s_word_the_outcome_is_unknown(worl
     assert moved.json()["error"]["code"] == "OUTCOME_UNKNOWN"
 
 
+async def test_a_longer_life_on_a_host_that_is_not_heard_of_is_not_taken_for_granted(world: World, agent: Agent) -> None:
+    """However far its end is: the agent may enforce it before it hears of another."""
+    async with agent.at_work():
+        created = await world.create(timeoutSeconds=3000)
+    end = f"/v1/sandboxes/{created['id']}/end"
+    assert (await world.call("POST", end, json={"timeoutSeconds": 3100})).status_code == 200
+    world.clock.pass_s(60.0)
+    moved = await world.call("POST", end, json={"timeoutSeconds": 3200})
+    assert (moved.status_code, moved.json()["error"]["code"]) == (504, "OUTCOME_UNKNOWN")
+
+
 async def test_a_life_that_no_agent_has_confirmed_is_not_taken_for_granted(world: World, agent: Agent) -> None:
     """Its agent may be about to enforce the end before: a later call must not be answered by what only the record says."""
     async with agent.at_work():

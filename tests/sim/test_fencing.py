@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,13 +13,16 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from atoll.base.errors import Unavailable
 from atoll.base.ids import Prefix
 from atoll.base.units import Vector
 from atoll.control import agents
 from atoll.control.answers import FORGET_PER_POLL_MAX
+from atoll.control.loops.fencing import SKEW_S
 from atoll.control.orders import PAYLOAD_BYTES_MAX
 from atoll.control.sessions import FRESH_S, RENEW_S
 from atoll.domain.command import Kind
+from atoll.domain.host import LEASE_S
 from atoll.domain.placement import Observed
 from atoll.store import hosts
 from atoll.store.tables import TEMPLATES
@@ -203,6 +207,54 @@ async def test_what_was_fenced_and_is_found_again_is_ordered_away(world: World, 
     again.quarantined.append(command.placement_id)
     removal = await again.wanted()
     assert (removal.placement_id, removal.kind) == (command.placement_id, Kind.ENSURE_ABSENT)
+
+
+async def test_a_fence_waits_for_a_lease_that_another_replica_has_renewed(pair: tuple[Duo, Agent]) -> None:
+    world, agent = pair
+    command = await ready(world, agent)
+    world.clock.pass_s(200.0)
+    with world.through(1):
+        await agent.poll()
+    await world.call("POST", f"/v1/hosts/{agent.host_id}/disable")
+    await asyncio.sleep(0.2)
+    # So long since the poll that this replica has seen, and less since the one that the other has.
+    world.clock.pass_s(LEASE_S + SKEW_S - 150.0)
+    for control in world.controls:
+        await control.fencing.step()
+    assert (await world.facts(command.sandbox_id)).sandbox.state == "ready"
+    world.clock.pass_s(160.0)
+    for control in world.controls:
+        await control.fencing.step()
+    assert (await world.facts(command.sandbox_id)).sandbox.state == "failed"
+
+
+# Lives of the store.
+
+
+async def test_a_replica_that_outlives_a_restore_answers_no_agent_and_ends(pair: tuple[Duo, Agent]) -> None:
+    """It was overlooked when the store was taken back, and remembers another world."""
+    world, agent = pair
+    backup = world.database_.back_up()
+    await ready(world, agent)
+    world.database_.take_back(backup, now=world.clock.now(), chance=os.urandom)
+    for number in (0, 1):
+        with world.through(number):
+            assert await refused(agent.poll()) == "CONTROL_UNAVAILABLE"
+    known = await world.store.read(lambda conn: hosts.by_id(conn, agent.host_id))
+    assert (known.epoch, known.seen_at) == (None, None), "nothing of it was written"
+    control = world.running
+    assert not control.outlived.is_set()
+    assert control._replicas is not None
+    with pytest.raises(Unavailable):
+        await control._replicas.beat()
+    assert control.outlived.is_set()
+
+
+async def test_accounts_that_another_life_of_the_store_asked_for_are_not_taken(world: World, agent: Agent) -> None:
+    """The agent goes on, and hears with its next poll which life there is."""
+    message = wire.Accounts(host_id=agent.host_id, epoch=agent.epoch, incarnation="1.before", accounts=[])
+    assert await refused(agent._post("accounts", message)) == "CONTROL_UNAVAILABLE"
+    assert (await agent.poll()).incarnation != "1.before"
 
 
 # Limits.

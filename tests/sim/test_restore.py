@@ -102,7 +102,7 @@ class Host:
         assert self.line is not None
         config = AgentConfig(
             state_directory=self.directory,
-            control_url="test",
+            control_url="http://localhost",
             facts=wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=8192, disk_mib=65_536, boot_id="boot-1"),
             agent_version="0.1.0",
             disk_reserve_mib=0,

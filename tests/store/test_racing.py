@@ -18,11 +18,12 @@ from atoll.base.errors import OutcomeUnknown, Unavailable
 from atoll.base.ids import EpochId, Prefix
 from atoll.base.units import ZERO, Vector
 from atoll.domain.host import Admin, Host
+from atoll.domain.operations import Alert, Raised, Severity
 from atoll.domain.placement import Observed, Report
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
 from atoll.planning.reconcile import Heard, ReleaseRequested
-from atoll.store import facts, hosts, postgres, schema, tenancy
+from atoll.store import facts, hosts, operations, postgres, schema, tenancy
 from atoll.store.postgres import PostgresStore
 from atoll.store.prepared import Prepared
 from atoll.store.tables import EVENTS, HOSTS, PLACEMENTS
@@ -330,6 +331,30 @@ async def test_a_caller_that_goes_away_cuts_off_no_decision(replicas: tuple[Post
             await asyncio.sleep(0.02)
 
 
+async def test_an_alert_that_all_replicas_see_at_once_is_told_once(replicas: tuple[PostgresStore, PostgresStore]) -> None:
+    wanted = [Raised(Alert.HOST_LOST, "hst_one", Severity.WARNING, "not heard of")]
+    ready = asyncio.Barrier(2)
+
+    async def look(store: PostgresStore, found: list[Raised]) -> tuple[int, int]:
+        tries = 0
+
+        def work(conn: sa.Connection) -> tuple[int, int]:
+            nonlocal tries
+            tries += 1
+            operations.open_alerts(conn)
+            if tries == 1:
+                await_only(ready.wait())
+            raised, cleared = operations.keep_alerts(conn, found, now=NOW, ids=lambda: fresh(Prefix.ALERT))
+            if tries == 1:
+                await_only(asyncio.sleep(0.1))
+            return len(raised), len(cleared)
+
+        return await store.write(work)
+
+    assert sorted(await asyncio.gather(*(look(store, wanted) for store in replicas))) == [(0, 0), (1, 0)]
+    assert sorted(await asyncio.gather(*(look(store, []) for store in replicas))) == [(0, 0), (0, 1)]
+
+
 async def stands_still(server: Server, monkeypatch: pytest.MonkeyPatch, *, idle_s: float) -> tuple[bool, str]:
     """A replica is frozen between two statements, with a host's row locked: whether another one gets on, and what the first is told."""
     monkeypatch.setattr(postgres, "IDLE_S", idle_s)
@@ -344,11 +369,11 @@ async def stands_still(server: Server, monkeypatch: pytest.MonkeyPatch, *, idle_
             found = hosts.locked(conn, machine.id)
             assert found is not None
             await_only(asyncio.sleep(2.0))
-            hosts.save(conn, replace(found, region="late"))
+            hosts.save(conn, replace(found, region="late"), read=found)
 
         freezing = asyncio.ensure_future(frozen.write(work))
         await asyncio.sleep(0.2)
-        renewing = asyncio.ensure_future(other.write(lambda conn: hosts.save(conn, replace(machine, region="now"))))
+        renewing = asyncio.ensure_future(other.write(lambda conn: hosts.save(conn, replace(machine, region="now"), read=machine)))
         done, _ = await asyncio.wait({renewing}, timeout=1.2)
         errors = await asyncio.gather(freezing, renewing, return_exceptions=True)
         told = str(getattr(errors[0], "code", "done"))

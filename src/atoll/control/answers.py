@@ -17,7 +17,7 @@ from atoll.control.orders import Orders
 from atoll.control.settling import settled
 from atoll.domain.command import Kind
 from atoll.domain.host import Host
-from atoll.store import hosts
+from atoll.store import hosts, restoring
 from atoll.store.engine import Store
 from atoll.wire import agent as wire
 
@@ -42,8 +42,12 @@ class Answers:
     async def make(
         self, host: Host, poll: wire.Poll, acknowledged: dict[str, int], *, received_at: float, lease_s: float
     ) -> wire.PollAnswer:
-        """The answer to this poll as of now. *Errors*: Refused STALE_AGENT_EPOCH, STALE_POLL when the host's row has a newer word."""
+        """The answer to this poll as of now. *Errors*: Refused STALE_AGENT_EPOCH, STALE_POLL when the host's row has a newer word; Unavailable
+        CONTROL_UNAVAILABLE when the store has begun another life.
+        """
         session, wanted = await self.store.read(lambda conn: (hosts.session(conn, host.id), hosts.wanted(conn, host.id)))
+        if session.incarnation != self.incarnation:
+            raise restoring.outlived()
         if session.epoch != poll.epoch:
             # Enrolled anew, or taken over, while this poll was parked: what is wanted is no longer this run's business.
             raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")

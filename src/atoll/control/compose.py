@@ -139,6 +139,9 @@ class Control:
         self._app: Any = None
         self.hot: list[tuple[str, Served]] = []
         """Path prefixes of agents and edges, with what answers there."""
+        self.outlived = asyncio.Event()
+        """The store was restored from a backup under this process: what it remembers is of another world, and it should end."""
+        self._incarnation = ""
         self._store = store
         self._following: Following | None = None
         self._replicas: Replicas | None = None
@@ -250,6 +253,7 @@ class Control:
         # Where other replicas use the store, too, nobody may move its rows.
         if self.settings.boot_id is not None and not isinstance(self._clock, ShiftedClock):
             await self._carry_over(store, self.settings.boot_id)
+        self._incarnation = incarnation
         return store, incarnation
 
     async def _carry_over(self, store: Store, boot_id: str) -> None:
@@ -270,6 +274,7 @@ class Control:
         me = Replica(new_id(Prefix.REPLICA, self._dice), settings.address, settings.machine, settings.version, now, now)
         on_lost = (lambda: following.heard(EVERYTHING)) if following is not None else (lambda: None)
         self._replicas = replicas = Replicas(store, self._clock, me, shared=following is not None, on_lost=on_lost)
+        replicas.incarnation, replicas.on_outlived = self._incarnation, self.outlived.set
         await replicas.beat()
         self.keys.replicas = lambda: replicas.heard
         return replicas

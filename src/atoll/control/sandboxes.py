@@ -190,7 +190,7 @@ class Sandboxes:
         end_at = now + max(0.0, timeout_s)
         if revision is not None and found.revision != revision:
             raise revision_mismatch(f"sandbox {found.id}", found.revision)
-        unsure = self._unconfirmed(found)
+        unsure = self._unconfirmed(found) or self._is_unheard(found)
         if only_extend and found.end_at is not None and end_at <= found.end_at:
             if unsure:
                 await self._agent_word(found)
@@ -409,6 +409,11 @@ class Sandboxes:
         found = await self.store.read(lambda conn: facts.load(conn, sandbox.id))
         placement = found.placement if found is not None else None
         return sandbox.end_at if placement is None else min(sandbox.end_at, placement.created_at + sandbox.spec.timeout_s)
+
+    def _is_unheard(self, sandbox: Sandbox) -> bool:
+        """Whether its host has been silent for so long that its agent may enforce the old end before it hears of another."""
+        host = self.reconciler.directory.host(sandbox.host_id) if sandbox.host_id is not None else None
+        return host is not None and host.seen_at is not None and self.clock.now() - host.seen_at >= _NEAR_END_S
 
     async def _agent_word(self, sandbox: Sandbox) -> None:
         """Wait until the agent enforces the new end: the old one is too near to trust that it hears in time."""

@@ -161,7 +161,7 @@ class Sessions:
     async def payloads(self, host: Host, message: wire.PayloadsWanted) -> wire.Payloads:
         """Payloads and tokens that an agent asks for. *Errors*: as `observe`."""
         self._holds(host, message.epoch)
-        return await self._deliveries.give(host, message, unless=lambda conn: _taken_over(conn, host, message.epoch))
+        return await self._deliveries.give(host, message, unless=lambda conn: _taken_over(conn, host, message.epoch, self._incarnation))
 
     async def accounts(self, host: Host, message: wire.Accounts) -> wire.AccountsAnswer:
         """What a host has, after the store was taken back to a backup. *Errors*: as `observe`."""
@@ -219,7 +219,7 @@ class Sessions:
             seen.sandbox_id,
             Heard(report, ended_by=seen.ended_by, placement_id=seen.placement_id),
             about=meant,
-            unless=lambda conn: _taken_over(conn, host, epoch),
+            unless=lambda conn: _taken_over(conn, host, epoch, self._incarnation),
         )
         if done is not None and done.changed and done.sandbox.state in (State.PENDING, State.RESERVING):
             await self._reconciler.settle(seen.sandbox_id)
@@ -253,6 +253,7 @@ class Sessions:
         now = self._clock.now()
 
         def work(conn: sa.Connection) -> Host:
+            restoring.require_life(conn, self._incarnation)
             current = hosts.locked(conn, host.id)
             if current is None:
                 raise Refused(Code.CREDENTIAL_REVOKED, "this host is gone")
@@ -311,6 +312,7 @@ class Sessions:
 
     async def _commit_poll(self, host: Host, poll: wire.Poll, health: _Health, *, now: float) -> None:
         def work(conn: sa.Connection) -> Host:
+            restoring.require_life(conn, self._incarnation)
             current = hosts.by_id(conn, host.id)
             if current is None:
                 raise Refused(Code.CREDENTIAL_REVOKED, "this host is gone")
@@ -330,7 +332,7 @@ class Sessions:
 
         before = self._directory.host(host.id)
         after = await self._store.write(work)
-        self._fencing.renewed(host.id)
+        self._fencing.renewed(after)
         self._directory.put(after)
         if before is None or before.problems != after.problems or before.isolations != after.isolations or before.images != after.images:
             self._tell(after, before=frozenset(before.problems) if before is not None else frozenset())
@@ -349,9 +351,13 @@ class Sessions:
             LOG.info(names.HOST_HEALTH_CHANGED, **what)
 
 
-def _taken_over(conn: sa.Connection, host: Host, epoch: str) -> None:
-    """*Errors*: Refused CREDENTIAL_REVOKED, STALE_AGENT_EPOCH when this run does not speak for the host any more."""
+def _taken_over(conn: sa.Connection, host: Host, epoch: str, incarnation: str) -> None:
+    """*Errors*: Refused CREDENTIAL_REVOKED, STALE_AGENT_EPOCH when this run does not speak for the host any more; Unavailable
+    CONTROL_UNAVAILABLE when the store has begun another life.
+    """
     now = hosts.session(conn, host.id)
+    if now.incarnation != incarnation:
+        raise restoring.outlived()
     if now.credential_version != host.credential_version:
         raise Refused(Code.CREDENTIAL_REVOKED, "this host was fenced or enrolled anew meanwhile")
     if now.epoch != epoch:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from atoll.base.clock import Clock
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import Code, Unavailable
 from atoll.base.units import Vector
 from atoll.control import commits
 from atoll.control.loops.reconcile import Reconciler
@@ -46,9 +46,11 @@ class Settling:
     incarnation: str
 
     async def take(self, host: Host, message: wire.Accounts) -> wire.AccountsAnswer:
-        """Accounts of what a host has. *Idempotency*: what was taken before is known. *Errors*: Refused STALE_AGENT_EPOCH."""
+        """Accounts of what a host has. *Idempotency*: what was taken before is known. *Errors*: Unavailable CONTROL_UNAVAILABLE when another life of
+        the store has asked for them: the agent's next poll says which one there is.
+        """
         if message.incarnation != self.incarnation:
-            raise Refused(Code.STALE_AGENT_EPOCH, "these accounts were asked for by another life of the store")
+            raise Unavailable(Code.CONTROL_UNAVAILABLE, "these accounts were asked for by another life of the store")
         answer = wire.AccountsAnswer()
         for account in message.accounts:
             taken = await self._take(host, account)
@@ -73,6 +75,7 @@ class Settling:
         self, account: Account, *, host_id: str, now: float
     ) -> Callable[[sa.Connection], tuple[Taken, facts.Committed | None, dict[str, Vector]]]:
         def work(conn: sa.Connection) -> tuple[Taken, facts.Committed | None, dict[str, Vector]]:
+            restoring.require_life(conn, self.incarnation)
             taken, done = restoring.take(conn, account, host_id=host_id, now=now, ids=self.reconciler.event_id)
             return taken, done, {host_id: facts.used(conn, host_id)}
 

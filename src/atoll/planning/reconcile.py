@@ -332,7 +332,9 @@ def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: f
     reason = str((heard.report.reason if heard else None) or Code.PLACEMENT_LOST)
     detail = heard.report.detail if heard else None
     ended = heard.ended_by if heard else None
-    replaced = replacing.after_loss(sandbox, ended=ended, fenced=heard is None, detail=detail, now=now)
+    # A guest that went with its host has ended, too, but not by itself: that is a loss.
+    by_itself = None if heard is not None and ended == "exit" and heard.report.reason == Code.PLACEMENT_LOST else ended
+    replaced = replacing.after_loss(sandbox, ended=by_itself, fenced=heard is None, detail=detail, now=now)
     if replaced is not None:
         return Outcome(replaced, placement, (gone, *_replacement_notes(replaced, reason)))
     releasing = replace(
@@ -474,6 +476,9 @@ def _fails(sandbox: Sandbox, ended_by: str | None) -> bool:
 
     A guest that ends by itself before it ever answered was no success, whatever its exit says.
     """
+    if ended_by == "command":
+        # Ordered by a control that was taken back to a backup since.
+        return False
     return ended_by != "end_at" and (ended_by != "exit" or sandbox.started_at is None)
 
 

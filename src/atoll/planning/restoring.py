@@ -22,8 +22,8 @@ from atoll.planning.reconcile import Facts, Note, Outcome
 def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
     """The known placement once control's next word about it is newer than what the agent has; None when it is.
 
-    An end that the agent enforces is the newest word on it. Where it has none, the one on record may have been long ago: it gets its
-    whole timeout again, rather than end because of a restore.
+    Of the end on record and the one that the agent enforces the newer counts, by revision. Where the agent has none, the one on record may
+    have been long ago: it gets its whole timeout again, rather than end because of a restore.
     """
     sandbox, placement = facts.sandbox, facts.placement
     older = next((one for one in facts.older if one.id == account.placement_id), None)
@@ -37,6 +37,8 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
         placement = replace(placement, desired_revision=account.desired_revision + 1)
     if sandbox.state not in (State.RELEASING, *TERMINAL) and sandbox.end_at is not None:
         left_s = account.remaining_s if account.remaining_s is not None else float(sandbox.spec.timeout_s)
+        if account.remaining_s is not None and account.end_revision < sandbox.end_revision and sandbox.end_at > now:
+            left_s = sandbox.end_at - now
         sandbox = replace(sandbox, end_at=now + left_s, end_revision=max(sandbox.end_revision, account.end_revision) + 1)
     if placement is facts.placement and sandbox is facts.sandbox:
         return None
@@ -85,6 +87,8 @@ def _placement(account: Account, *, host_id: str, now: float) -> Placement:
     assert account.spec is not None
     assert account.nonce is not None
     going = account.desired is Kind.ENSURE_ABSENT
+    # Newer than what the agent has: a command of that very revision, made of what is on record now, would contradict the accepted one.
+    revision = account.desired_revision + 1
     return Placement(
         id=PlacementId(account.placement_id),
         sandbox_id=SandboxId(account.sandbox_id),
@@ -94,10 +98,10 @@ def _placement(account: Account, *, host_id: str, now: float) -> Placement:
         vector=account.spec.vector(),
         nonce=account.nonce,
         desired=account.desired,
-        desired_revision=account.desired_revision,
+        desired_revision=revision,
         desired_reason=str(Code.RELEASE_REQUESTED) if going else None,
         observed=Observed.RUNNING if account.ready and not going else Observed.UNKNOWN,
-        applied_revision=account.desired_revision if account.ready and not going else 0,
+        applied_revision=revision if account.ready and not going else 0,
         address=account.address,
         ready=account.ready and not going,
         created_at=now,

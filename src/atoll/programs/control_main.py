@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from atoll.control.builds.workshop import Connect, Inside
-    from atoll.control.compose import ControlSettings
+    from atoll.control.compose import Control, ControlSettings
     from atoll.control.wellknown import Joining
     from atoll.programs.secure import App
 
@@ -176,6 +176,7 @@ def serve(place: Layout, config: instance.Config) -> None:
         log.info(events.PROCESS_STARTED, pid=os.getpid(), port=entry.port, address=entry.address)
         # Replicas of a shared database count by its clock: a step of this machine's moves nothing.
         watches = [] if shared else [_end_when_the_clock_was_set(clock, server)]
+        watches.append(_end_when_outlived(control, server))
         listens = [] if listener is None else [_secure(control.app, listener)]
         beside = [asyncio.create_task(work) for work in (*watches, *listens)]
         try:
@@ -246,6 +247,12 @@ async def _end_when_the_clock_was_set(clock: SteadyClock, server: uvicorn.Server
             server.should_exit = True
             return
         before_s = step_s
+
+
+async def _end_when_outlived(control: Control, server: uvicorn.Server) -> None:
+    """End in order, so that the next process begins with the store as it is, once that was restored under this one."""
+    await control.outlived.wait()
+    server.should_exit = True
 
 
 async def _lifespan(running: Any, receive: Any, send: Any, failure: list[BaseException]) -> None:

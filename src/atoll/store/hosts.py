@@ -19,8 +19,9 @@ from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOLDS, HOST_EPOCHS, HOST
 # A poll runs most of them.
 _BY_ID: Final = sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))
 _BY_CREDENTIAL: Final = Prepared(sa.select(HOSTS).where(HOSTS.c.credential_digest == sa.bindparam("digest")))
+_LIFE: Final = sa.select(DEPLOYMENT.c.incarnation).scalar_subquery().label("incarnation")
 _SESSION: Final = Prepared(
-    sa.select(HOSTS.c.epoch, HOSTS.c.poll_seq, HOSTS.c.credential_version).where(HOSTS.c.id == sa.bindparam("of_id"))
+    sa.select(HOSTS.c.epoch, HOSTS.c.poll_seq, HOSTS.c.credential_version, _LIFE).where(HOSTS.c.id == sa.bindparam("of_id"))
 )
 _POLLED: Final = Prepared(
     sa.update(HOSTS).where(
@@ -103,17 +104,21 @@ def count(conn: sa.Connection) -> HostCount:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Who may speak for a host now: the agent run that holds it (None: none does), its newest committed poll, and the credential's version."""
+    """Who may speak for a host now: the agent run that holds it (None: none does), its newest committed poll, and the credential's version.
+
+    `incarnation`: which life of the store says so.
+    """
 
     epoch: str | None
     poll_seq: int
     credential_version: int
+    incarnation: str
 
 
 def session(conn: sa.Connection, host_id: str) -> Session:
     """As of this transaction; of a host that is gone, nobody's."""
     row = _SESSION.first(conn, {"of_id": host_id})
-    return Session(**row) if row is not None else Session(None, 0, 0)
+    return Session(**row) if row is not None else Session(None, 0, 0, "")
 
 
 def is_revoked(conn: sa.Connection, digest: str) -> bool:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from atoll.domain.operations import Act, Raised
 from atoll.domain.sandbox import TERMINAL, Condition, State
 from atoll.planning.alerting import Troubled
+from atoll.store.engine import Stale
 from atoll.store.prepared import Prepared
 from atoll.store.tables import ALERTS, AUDIT, ENROLLMENTS, EVENTS, HOST_EPOCHS, SANDBOXES
 
@@ -198,6 +199,7 @@ def keep_alerts(
     """Have exactly the alerts of `wanted` open, and say which were raised and which were cleared by that.
 
     `spare`: open ones that are somebody else's to clear. *Idempotency*: the same `wanted` again only says that they were seen.
+    *Errors*: Stale when another replica has raised or cleared one of them meanwhile: each is told once.
     """
     known = {(row.kind, row.subject): row for row in open_alerts(conn)}
     raised: list[AlertRow] = []
@@ -205,7 +207,10 @@ def keep_alerts(
         row = known.pop((one.kind.value, one.subject), None)
         if row is None:
             made = AlertRow(ids(), one.kind.value, one.subject, one.severity.value, one.detail, now, now)
-            conn.execute(sa.insert(ALERTS), {name: getattr(made, name) for name in AlertRow.__slots__})
+            try:
+                conn.execute(sa.insert(ALERTS), {name: getattr(made, name) for name in AlertRow.__slots__})
+            except sa.exc.IntegrityError as error:
+                raise Stale(f"alert {one.kind} of {one.subject}") from error
             raised.append(made)
         else:
             changed = {"severity": one.severity.value, "detail": one.detail, "seen_at": now}
@@ -213,7 +218,9 @@ def keep_alerts(
     cleared = [row for row in known.values() if not spare(row)]
     if cleared:
         ids_cleared = [row.id for row in cleared]
-        conn.execute(sa.update(ALERTS).where(ALERTS.c.id.in_(ids_cleared), ALERTS.c.cleared_at.is_(None)).values(cleared_at=now))
+        done = conn.execute(sa.update(ALERTS).where(ALERTS.c.id.in_(ids_cleared), ALERTS.c.cleared_at.is_(None)).values(cleared_at=now))
+        if done.rowcount != len(cleared):
+            raise Stale("alerts")
     return raised, cleared
 
 

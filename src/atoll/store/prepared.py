@@ -124,7 +124,8 @@ class Prepared:
 
 def _driver(conn: sa.Connection) -> sqlite3.Connection | None:
     found = conn.connection.driver_connection
-    return found if isinstance(found, sqlite3.Connection) else None
+    # A class of its own is somebody's who looks at every statement through SQLAlchemy's events.
+    return found if type(found) is sqlite3.Connection else None
 
 
 def _wrapped(error: sqlite3.Error, statement: str, dialect: sa.Dialect) -> BaseException:

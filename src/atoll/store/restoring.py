@@ -15,7 +15,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from atoll.base.errors import Code
+from atoll.base.errors import Code, Unavailable
 from atoll.base.ids import Prefix, new_id
 from atoll.domain import history
 from atoll.domain.account import Account
@@ -23,9 +23,10 @@ from atoll.domain.placement import Holding
 from atoll.domain.sandbox import TERMINAL, State
 from atoll.planning import restoring as planning
 from atoll.planning.reconcile import Facts
-from atoll.store import facts, hints, rows, tallies
+from atoll.store import facts, hints, payloads, rows, tallies
 from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, EVENTS, HOSTS, PLACEMENTS, SANDBOXES, TEAMS
 
+_INCARNATION: Final = sa.select(DEPLOYMENT.c.incarnation)
 HEARD_WITHIN_S: Final = 600.0
 """How long after a restore a start that was under way may stay so: its host may have to be found first."""
 
@@ -77,6 +78,7 @@ def _end_unplaced(conn: sa.Connection, *, now: float, chance: Callable[[int], by
     waiting = sa.select(SANDBOXES).where(SANDBOXES.c.state.in_([State.PENDING.value, State.RESERVING.value]))
     for row in list(conn.execute(waiting).mappings()):
         sandbox = rows.sandbox(row)
+        payloads.drop(conn, sandbox.id)
         conn.execute(
             sa.update(SANDBOXES)
             .where(SANDBOXES.c.id == sandbox.id)
@@ -105,6 +107,18 @@ def _end_unplaced(conn: sa.Connection, *, now: float, chance: Callable[[int], by
                 "data": {"reason": str(Code.STORE_RESTORED)},
             },
         )
+
+
+def require_life(conn: sa.Connection, incarnation: str) -> None:
+    """Before anything is written that rests on what a process remembers of this life of the store. *Errors*: as `outlived`."""
+    now: str | None = conn.execute(_INCARNATION).scalar_one_or_none()
+    if now != incarnation:
+        raise outlived()
+
+
+def outlived() -> Unavailable:
+    """What a process says that has begun in an earlier life of the store, and goes on by mistake: what it remembers is of another world."""
+    return Unavailable(Code.CONTROL_UNAVAILABLE, "the store was restored from a backup, and this control process is of the time before")
 
 
 def restored_at(conn: sa.Connection) -> float | None:

@@ -454,6 +454,17 @@ def test_a_fence_is_enough_for_a_replacement_after_readiness() -> None:
     assert kinds(fenced) == ["placement.gone", "sandbox.replaced"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "state"), [(Code.PLACEMENT_LOST, State.PENDING), (Code.GUEST_EXITED, State.RELEASED), (None, State.RELEASED)]
+)
+def test_a_guest_that_went_with_its_host_is_lost_and_one_that_ended_is_not(reason: Code | None, state: State) -> None:
+    """An agent says of both that they have ended."""
+    facts = lost(**REPLACE)
+    gone = moved(facts, Heard(report(facts, Observed.ABSENT, reason=reason), ended_by="exit"))
+    assert gone.sandbox.state is state
+    assert (Condition.REPLACEMENT_BLOCKED in gone.sandbox.conditions) is (state is State.PENDING)
+
+
 def test_absence_after_readiness_waits_for_somebody_s_word() -> None:
     facts = lost(**REPLACE)
     gone = moved(facts, Heard(report(facts, Observed.ABSENT, reason=Code.PLACEMENT_LOST)))

@@ -1,8 +1,8 @@
 """Fencing: what a disabled host held counts as gone, once its last lease has surely run out.
 
 Theory of operation. The lease is counted on CLOCK_BOOTTIME from the last renewal that this process committed; a renewal that it has not
-seen itself (before its start, or on another replica) counts as made just now, so that waiting errs to the long side and no clock step
-shortens it. An operator who says that the machine is off ends the lease by that word. A sandbox whose policy is `keep` may run on
+seen itself (before its start, or on another replica: the row's lease is another one) counts as made just now, so that waiting errs to the long
+side and no clock step shortens it. An operator who says that the machine is off ends the lease by that word. A sandbox whose policy is `keep` may run on
 without a lease, and so may one that could not be saved (`suspend`): only that word frees it.
 """
 
@@ -39,12 +39,12 @@ class Fencing:
     directory: Directory
     clock: Clock
     due: asyncio.Event = field(default_factory=asyncio.Event)
-    _renewed: dict[str, float] = field(default_factory=dict)
-    """host id → boot time of the last renewal that counts."""
+    _renewed: dict[str, tuple[float | None, float]] = field(default_factory=dict)
+    """host id → the lease on its row, and the boot time from which that is counted."""
 
-    def renewed(self, host_id: str) -> None:
-        """The host's lease was renewed just now."""
-        self._renewed[host_id] = self.clock.boot()
+    def renewed(self, host: Host) -> None:
+        """The host's lease was renewed just now, as its row says."""
+        self._renewed[host.id] = (host.lease_until, self.clock.boot())
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -77,7 +77,10 @@ class Fencing:
         """How long the host may still act. *Units*: seconds."""
         if host.lease_until is None:
             return 0.0
-        since = self._renewed.setdefault(host.id, self.clock.boot())
+        lease, since = self._renewed.get(host.id, (None, 0.0))
+        if lease != host.lease_until:
+            since = self.clock.boot()
+            self._renewed[host.id] = (host.lease_until, since)
         return since + LEASE_S + SKEW_S - self.clock.boot()
 
     async def _free(self, host: Host) -> None:

@@ -12,9 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import sqlalchemy as sa
+
 from atoll.base.clock import Clock, ShiftedClock
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, Code
 from atoll.store import replicas as stored
+from atoll.store import restoring
 from atoll.store.engine import Store
 from atoll.store.replicas import Replica
 from atoll.telemetry import events as names
@@ -38,6 +41,9 @@ class Replicas:
     shared: bool
     on_lost: Callable[[], None] = lambda: None
     """A replica has fallen silent."""
+    incarnation: str = ""
+    on_outlived: Callable[[], None] = lambda: None
+    """The store has begun another life: this process must end."""
     _known: Sequence[Replica] = ()
     _silent: set[str] = field(default_factory=set)
 
@@ -59,12 +65,25 @@ class Replicas:
             return
         await self._follow_the_wall()
         me = replace(self.me, seen_at=self.clock.now())
-        self._known = await self.store.write(lambda conn: stored.beat(conn, me))
+        try:
+            self._known = await self.store.write(self._beating(me))
+        except AtollError as error:
+            if error.code is Code.CONTROL_UNAVAILABLE:
+                LOG.error(names.STORE_RESTORED, was=self.incarnation)  # noqa: TRY400 - the event says all
+                self.on_outlived()
+            raise
         silent = {one.id for one, heard in self.everyone() if not heard}
         for replica_id in sorted(silent - self._silent):
             LOG.warning(names.REPLICA_LOST, name=replica_id)
             self.on_lost()
         self._silent = silent
+
+    def _beating(self, me: Replica) -> Callable[[sa.Connection], Sequence[Replica]]:
+        def work(conn: sa.Connection) -> Sequence[Replica]:
+            restoring.require_life(conn, self.incarnation)
+            return stored.beat(conn, me)
+
+        return work
 
     async def _follow_the_wall(self) -> None:
         """Measure again how far the database's clock is from this machine's: one of the two may have been set."""

@@ -11,12 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from atoll.domain import history
 from atoll.domain import sandbox as sb
 from atoll.domain.placement import HOLDING_MOVES, Holding
 from atoll.domain.sandbox import TERMINAL
 from atoll.drivers.port import Power
 from atoll.testing.sim.machine import SimMachine
 from atoll.testing.sim.store import Change, Row
+
+
+def _grants(change: Change) -> bool:
+    """Whether a placement comes to hold something: after a restore hosts may account for more than the record has room for, and have it."""
+    before, after = change.before, change.after
+    return after is not None and after["holding"] != Holding.NONE and (before is None or before["holding"] == Holding.NONE)
+
 
 _FIRST_REVISION: Final = 1
 _DECIDED: Final = ("revision", "state", "generation", "placement_id", "host_id", "reason", "started_at")
@@ -54,7 +62,17 @@ class Ledger:
     hosts: dict[str, Row] = field(default_factory=dict)
     events: int = 0
     """The newest event's number."""
-    absent_seen: set[str] = field(default_factory=set)
+    certified: set[str] = field(default_factory=set)
+    """Placements of which a client has said that a next one may begin beside them."""
+
+    def taken_back(self, rows: Sequence[Change]) -> None:
+        """The store is what it was some time ago."""
+        self.sandboxes, self.placements, self.hosts, self.events = {}, {}, {}, 0
+        for change in rows:
+            if change.table == "events":
+                self.events = max(self.events, change.row["seq"])
+            elif change.table in ("sandboxes", "placements", "hosts"):
+                getattr(self, change.table)[change.row["id"]] = change.row
 
     def take(self, changes: Sequence[Change]) -> None:
         """One commit. *Errors*: Violated."""
@@ -67,9 +85,14 @@ class Ledger:
                 else:
                     rows[row["id"]] = change.after
         for change in changes:
-            if change.after is not None:
+            self._certified(change)
+        # What a restore has lost comes back as it is, and by no move of its table.
+        back = {c.row["sandbox_id"] for c in changes if c.table == "events" and c.row["type"] == history.SANDBOX_RESTORED}
+        for change in changes:
+            if change.after is not None and not (change.table == "sandboxes" and change.after["id"] in back):
                 _CHECKS[change.table](self, change.before, change.after)
-        self._sums({c.after["host_id"] for c in changes if c.table == "placements" and c.after is not None})
+        if not back:
+            self._sums({c.row["host_id"] for c in changes if c.table == "placements" and _grants(c)})
 
     def held_by(self, sandbox_id: str) -> list[str]:
         """The placements of a sandbox that hold something."""
@@ -79,6 +102,11 @@ class Ledger:
         """What a host's placements hold, summed."""
         mine = [row for row in self.placements.values() if row["host_id"] == host_id and row["holding"] != Holding.NONE]
         return {name: sum(int(row[f"held_{name}"]) for row in mine) for name in _VECTOR}
+
+    def _certified(self, change: Change) -> None:
+        before, after = change.before, change.after
+        if change.table == "sandboxes" and before is not None and after is not None and after["unseen"] > before["unseen"]:
+            self.certified.add(before["placement_id"])
 
     def _sums(self, host_ids: set[str]) -> None:
         for host_id in sorted(host_ids):
@@ -99,9 +127,6 @@ class Ledger:
         was, now = sb.State(before["state"]), sb.State(after["state"])
         if after["generation"] < before["generation"]:
             raise Violated(f"{name} went back from generation {before['generation']} to {after['generation']}")
-        if after["generation"] > before["generation"] and before["bootstrap_exposed"]:
-            # None of the simulated classes replaces what is lost, so nobody's word can be behind it.
-            raise Violated(f"{name} is begun again by itself after its bootstrap was exposed")
         if was != now and now not in _AFTER.get(was, set()):
             raise Violated(f"{name} went from {was} to {now}")
         if (was, now) in _BACK and after["generation"] != before["generation"] + 1:
@@ -109,7 +134,7 @@ class Ledger:
 
     def _placement(self, before: Row | None, after: Row) -> None:
         name = f"placement {after['id']}"
-        held = self.held_by(after["sandbox_id"])
+        held = [one for one in self.held_by(after["sandbox_id"]) if one not in self.certified]
         if len(held) > 1:
             raise Violated(f"sandbox {after['sandbox_id']} holds {len(held)} placements: {', '.join(held)}")
         if before is None:
@@ -153,6 +178,8 @@ def machines_agree(ledger: Ledger, things: Mapping[str, SimMachine]) -> None:
             if thing.power is not Power.RUNNING:
                 continue
             sandbox_id = thing.order.sandbox_id
+            if placement_id in ledger.certified:
+                continue
             if sandbox_id in running:
                 raise Violated(f"sandbox {sandbox_id} runs twice: {running[sandbox_id]} and {placement_id}")
             running[sandbox_id] = placement_id
@@ -166,7 +193,7 @@ def started(ledger: Ledger, things: SimMachine) -> None:
     for placement_id in things.running():
         order = things.placements[placement_id].order
         row, placement = ledger.sandboxes.get(order.sandbox_id), ledger.placements.get(placement_id)
-        if row is not None and order.generation < row["generation"]:
+        if row is not None and order.generation < row["generation"] and placement_id not in ledger.certified:
             raise Violated(f"{placement_id} runs for generation {order.generation} of {order.sandbox_id}, which is at {row['generation']}")
         if placement is not None and placement["holding"] == Holding.NONE:
             raise Violated(f"{placement_id} runs and holds nothing")

@@ -8,6 +8,7 @@ whatever was not may or may not have happened. `verdict.py` holds the world to i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ from typing import Any, Final, TypeVar
 
 from atoll.base.errors import AtollError, Code
 from atoll.base.secret import Secret
-from atoll.control.service import Caller, Service
-from atoll.domain.sandbox import Sandbox
+from atoll.control.service import Caller, Query, Service
+from atoll.domain.sandbox import Condition, Sandbox, State
 from atoll.planning.resolve import CreateRequest
 from atoll.testing.sim.network import Replica
 from atoll.testing.sim.scenario import Step, Wish
@@ -35,7 +36,7 @@ _HOPELESS: Final = frozenset(
     {
         Code.NO_CAPACITY, Code.CREATE_TIMEOUT, Code.START_FAILED, Code.GUEST_BOOT_TIMEOUT, Code.GUEST_EXITED, Code.HOST_DISK_FULL,
         Code.PLACEMENT_LOST, Code.LEASE_EXPIRED, Code.HOST_QUARANTINED, Code.RELEASE_REQUESTED, Code.END_REACHED, Code.INTERNAL,
-        Code.CLEANUP_FAILED, Code.SANDBOX_NOT_FOUND, Code.IMAGE_UNAVAILABLE,
+        Code.CLEANUP_FAILED, Code.SANDBOX_NOT_FOUND, Code.STORE_RESTORED, Code.START_TIMEOUT, Code.IMAGE_TIMEOUT, Code.IMAGE_UNAVAILABLE,
     }
 )  # fmt: skip
 """How a create may fail while things go wrong; each is checked by why its sandbox ended."""
@@ -54,6 +55,8 @@ class Promise:
     """Somebody asked for its end, or gave up."""
     earliest: float = 0.0
     latest: float = 0.0
+    moved_at: float = 0.0
+    """When its end was moved last."""
 
 
 @dataclass(slots=True)
@@ -61,6 +64,8 @@ class Book:
     """All promises, by request and by sandbox."""
 
     by_request: dict[str, Promise] = field(default_factory=dict)
+    authorized: set[tuple[str, int]] = field(default_factory=set)
+    """Sandboxes and generations of which a client has certified that they may be replaced."""
 
     def of(self, sandbox_id: str, request_id: str | None) -> Promise | None:
         """The promise about a sandbox, by either name."""
@@ -101,6 +106,9 @@ class Clients:
         match step.wish:
             case Wish.REPEAT:
                 await self.create(promise)
+            case Wish.AUTHORIZE:
+                for one in mine:
+                    await self._authorize(one)
             case Wish.EXTEND:
                 await self._extend(promise, step.timeout_s)
             case _:
@@ -156,11 +164,45 @@ class Clients:
             await self.ask(lambda service, caller: service.set_end(caller, sandbox_id, timeout_s=timeout_s, only_extend=True))
         except AtollError as error:
             promise.latest = max(promise.latest, self.true_s() + timeout_s)
+            promise.moved_at = self.true_s()
             self.note(f"extend {promise.request_id}: {error.code}")
             return
         promise.earliest = max(promise.earliest, begun + timeout_s)
         promise.latest = max(promise.latest, self.true_s() + timeout_s)
+        promise.moved_at = self.true_s()
         self.note(f"extend {promise.request_id} to {timeout_s} s")
+
+    async def _authorize(self, promise: Promise) -> None:
+        """Say that what the lost guest was given is revoked, where that is waited for."""
+        if promise.sandbox_id is None:
+            return
+        sandbox_id = promise.sandbox_id
+        try:
+            sandbox: Sandbox = await self.ask(lambda service, caller: service.get(caller, sandbox_id, ended=True))
+            if Condition.REPLACEMENT_BLOCKED not in sandbox.conditions:
+                return
+            lost = sandbox.generation - (sandbox.state is State.PENDING)
+            self.book.authorized.add((sandbox_id, lost))
+            await self.ask(lambda service, caller: service.authorize_replacement(caller, sandbox_id, generation=lost))
+        except AtollError as error:
+            self.note(f"authorize {promise.request_id}: {error.code}")
+            return
+        self.note(f"authorize {promise.request_id}: generation {lost} of {sandbox_id} may be replaced")
+
+    async def release_all(self) -> None:
+        """Whatever is listed: who asked for it may have lost sight of it."""
+        while True:
+            try:
+                page = await self.ask(lambda service, caller: service.find(caller, Query(scope="living")))
+            except AtollError:
+                await asyncio.sleep(1.0)
+                continue
+            if not page.items:
+                return
+            for sandbox in page.items:
+                with contextlib.suppress(AtollError):
+                    await self._release(sandbox.id)
+            await asyncio.sleep(1.0)
 
     async def release(self, promise: Promise) -> None:
         """Ask until it is said to be gone."""
@@ -170,7 +212,7 @@ class Clients:
         sandbox_id = promise.sandbox_id
         for _ in range(TRIES):
             try:
-                await self.ask(lambda service, caller: service.release(caller, sandbox_id))
+                await self._release(sandbox_id)
             except AtollError as error:
                 if error.code is Code.SANDBOX_NOT_FOUND:
                     break
@@ -178,6 +220,9 @@ class Clients:
                 continue
             break
         self.note(f"release {promise.request_id}: {sandbox_id}")
+
+    async def _release(self, sandbox_id: str) -> Sandbox:
+        return await self.ask(lambda service, caller: service.release(caller, sandbox_id))
 
     async def ask(self, work: Callable[[Service, Caller], Coroutine[Any, Any, T]], *, of: Replica | None = None) -> T:
         """One request to some replica; it dies with it. *Errors*: what the service raises; CONTROL_UNAVAILABLE, OUTCOME_UNKNOWN."""

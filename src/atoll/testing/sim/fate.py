@@ -48,6 +48,8 @@ class Fate:
             return await self._store(fault)
         if fault.kind is Kind.CLOCK_STEP:
             return await self._step(fault)
+        if fault.kind is Kind.RESTORE:
+            return await self._restore(fault)
         if fault.kind in CONTROL:
             seat = world.seats[fault.target % len(world.seats)]
             return await _CONTROL[fault.kind](self, fault, seat)
@@ -72,6 +74,15 @@ class Fate:
                 seat.ear.broken.set()
         await asyncio.sleep(fault.for_s)
         setattr(weather, name, getattr(StoreWeather(), name))
+        return True
+
+    async def _restore(self, fault: Fault) -> bool:
+        world = self._world
+        backup, made_at = world.database.back_up(), world.loop.time()
+        world.note("a backup of the store is made")
+        await asyncio.sleep(fault.for_s)
+        self._say(fault, "the store")
+        world.take_back(backup, made_at=made_at)
         return True
 
     async def _step(self, fault: Fault) -> bool:
@@ -397,5 +408,5 @@ _STORE: Final[Mapping[Kind, Callable[[Fault], tuple[str, float | bool]]]] = {
 Handler = Callable[..., Awaitable[bool]]
 _CONTROL: Final[Mapping[Kind, Handler]] = {kind: getattr(Fate, f"_{kind.value}") for kind in Kind if kind in CONTROL}
 _HOST: Final[Mapping[Kind, Handler]] = {
-    kind: getattr(Fate, f"_{kind.value}") for kind in Kind if kind not in CONTROL | STORE | {Kind.CLOCK_STEP}
+    kind: getattr(Fate, f"_{kind.value}") for kind in Kind if kind not in CONTROL | STORE | {Kind.CLOCK_STEP, Kind.RESTORE}
 }

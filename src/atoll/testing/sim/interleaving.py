@@ -19,6 +19,7 @@ from sqlalchemy.util import await_only
 
 from atoll.base.errors import Code, Unavailable
 from atoll.store import hints
+from atoll.store.engine import Stale
 from atoll.store.postgres import IDLE_S
 from atoll.testing.sim.process import Process
 
@@ -63,6 +64,7 @@ class Interleaving:
         self._changed = changed
         self._locks: dict[Key, Late] = {}
         self._running: Late | None = None
+        self._open: dict[Late, Late] = {}
         self._probing = False
         sa.event.listen(engine, "before_cursor_execute", self._before_statement)
         sa.event.listen(engine, "after_cursor_execute", self._after_statement)
@@ -70,13 +72,20 @@ class Interleaving:
 
     def enter(self, conn: sa.Connection, late: Late) -> None:
         """Its function runs from here on."""
-        self._running = late
+        self._running = self._open[late] = late
         hints.collect(conn, into=late.noted)
 
     def leave(self, late: Late) -> None:
         """Its function has ended, one way or the other."""
         self._running = None
+        self._open.pop(late, None)
         self._release(late)
+
+    def forget(self) -> None:
+        """Everything that is under way ends: the database is another one."""
+        for late in self._open:
+            late.ended = True
+            self._release(late)
 
     def before_commit(self, conn: sa.Connection, late: Late) -> None:
         """All is written, and nothing is committed yet."""
@@ -160,7 +169,8 @@ class Interleaving:
         for statement, parameters, many, rows in late.written:
             cursor = self._say(statement, parameters, many=many)
             if cursor.rowcount != rows:
-                raise AssertionError(f"a locked row was changed by another transaction: {statement}")
+                # A row of a table that nobody watches, and so nobody has locked.
+                raise Stale(statement)
 
     async def _idle(self, late: Late, pause_s: float) -> None:
         """*Errors*: Unavailable when the database has ended the transaction meanwhile."""

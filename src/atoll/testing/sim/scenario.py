@@ -47,6 +47,8 @@ class Kind(StrEnum):
     STORE_DOWN = "store_down"
     STORE_SLOW = "store_slow"
     """[share: of a second]"""
+    RESTORE = "restore"
+    """The store is taken back to a backup. At most once; the backup is made at `at_s`, and taken back to after `for_s`."""
     CLOCK_STEP = "clock_step"
     """A machine's wall clock is set. [share: of +-STEP_S_MAX around 0.5]"""
     GUEST_EXITS = "guest_exits"
@@ -82,6 +84,8 @@ class Wish(StrEnum):
     EXTEND = "extend"
     REPEAT = "repeat"
     """The same create once more."""
+    AUTHORIZE = "authorize"
+    """Whatever of its sandboxes waits for a word before it is replaced gets that word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,7 @@ class Scenario:
     """How far the wall clock of each machine is off: first the replicas', then the hosts'."""
     on_lease_expiry: str = "end"
     on_exit: str = "release"
+    on_loss: str = "end"
     faults: tuple[Fault, ...] = ()
     steps: tuple[Step, ...] = ()
 
@@ -179,7 +184,7 @@ def generate(seed: int, plan: Plan | None = None) -> Scenario:
     hosts = dice.randint(1, plan.hosts_max)
     replicas = dice.randint(1, plan.replicas_max)
     known = [kind for kind in Kind if dice.random() < 0.45] or [dice.choice(list(Kind))]
-    faults = [_fault(dice, dice.choice(known), plan.fate_s) for _ in range(dice.randint(1, plan.faults_max))]
+    faults = _possible([_fault(dice, dice.choice(known), plan.fate_s) for _ in range(dice.randint(1, plan.faults_max))])
     clients = dice.randint(1, plan.clients_max)
     steps = [_step(dice, dice.randrange(clients), plan.fate_s) for _ in range(dice.randint(4, plan.steps_max))]
     skewed = dice.random() < 0.5
@@ -191,9 +196,19 @@ def generate(seed: int, plan: Plan | None = None) -> Scenario:
         skews_s=tuple(round(dice.uniform(-2.0, 2.0), 3) if skewed else 0.0 for _ in range(replicas + hosts)),
         on_lease_expiry=dice.choice(("end", "end", "suspend", "keep")),
         on_exit=dice.choice(("release", "release", "restart")),
+        on_loss=dice.choice(("end", "replace")),
         faults=tuple(sorted(faults, key=lambda f: f.at_s)),
         steps=tuple(sorted(steps, key=lambda s: s.at_s)),
     )
+
+
+def _possible(faults: list[Fault]) -> list[Fault]:
+    """One restore; and where there is one no agent loses its database: what neither side remembers is nobody's to find."""
+    restore = next((fault for fault in faults if fault.kind is Kind.RESTORE), None)
+    if restore is None:
+        return faults
+    kept = [fault for fault in faults if fault.kind is not Kind.RESTORE or fault is restore]
+    return [replace(fault, word="") if fault.kind is Kind.AGENT_CRASH else fault for fault in kept]
 
 
 def _fault(dice: random.Random, kind: Kind, fate_s: float) -> Fault:
@@ -225,6 +240,6 @@ def _fault(dice: random.Random, kind: Kind, fate_s: float) -> Fault:
 
 
 def _step(dice: random.Random, client: int, fate_s: float) -> Step:
-    wish = dice.choice((Wish.CREATE, Wish.CREATE, Wish.CREATE, Wish.RELEASE, Wish.EXTEND, Wish.REPEAT))
+    wish = dice.choice((Wish.CREATE, Wish.CREATE, Wish.CREATE, Wish.RELEASE, Wish.EXTEND, Wish.REPEAT, Wish.AUTHORIZE))
     timeout_s = dice.choice((20, 60, 120, 300, 1000)) if wish in (Wish.CREATE, Wish.EXTEND) else 0
     return Step(round(dice.uniform(0.0, fate_s), 3), client, wish, timeout_s=timeout_s, pick=round(dice.random(), 3))

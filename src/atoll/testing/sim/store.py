@@ -9,6 +9,7 @@ read now and write later (`interleaving.py`), and messages from one to the other
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.util import greenlet_spawn
 
-from atoll.store import hints, schema
+from atoll.store import hints, restoring, schema
 from atoll.store.engine import Work
 from atoll.store.hints import Collected
 from atoll.testing.sim.clock import EPOCH_S
@@ -31,13 +32,14 @@ Row = Mapping[str, Any]
 _HEARD_S: Final = 0.003
 _WATCHED: Final[Mapping[str, tuple[str, ...]]] = {
     "sandboxes": (
-        "id", "revision", "state", "generation", "placement_id", "host_id", "reason", "end_at", "started_at", "request_id", "bootstrap_exposed",
+        "id", "revision", "state", "generation", "placement_id", "host_id", "reason", "end_at", "started_at", "request_id", "unseen",
+        "conditions", "bootstrap_exposed",
     ),
     "placements": (
         "id", "sandbox_id", "host_id", "generation", "holding", "held_cpu_millis", "held_memory_mib", "held_disk_mib", "held_slots",
         "desired", "desired_revision", "observed", "seq", "applied_revision", "ready", "address",
     ),
-    "hosts": ("id", "name", "admin", "revision", "cpu_millis", "memory_mib", "disk_mib", "slots", "credential_version", "epoch", "isolations", "problems"),
+    "hosts": ("id", "name", "admin", "revision", "cpu_millis", "memory_mib", "disk_mib", "slots", "credential_version", "epoch", "seen_at", "isolations", "problems"),
     "events": ("seq", "type", "sandbox_id", "generation", "state", "reason"),
 }  # fmt: skip
 
@@ -70,18 +72,27 @@ class StoreWeather:
     """Of processes that share it."""
 
 
+class SharedConnection(sqlite3.Connection):
+    """Every statement on it goes through SQLAlchemy, where `Interleaving` sees it (store.prepared takes the driver's own for what it is)."""
+
+
 class Database:
     """It outlives every process that uses it."""
 
     def __init__(
-        self, *, on_statement: Callable[[str], None], wall: Callable[[], float] = lambda: EPOCH_S + asyncio.get_running_loop().time()
+        self,
+        *,
+        on_statement: Callable[[str], None],
+        shared: bool = True,
+        wall: Callable[[], float] = lambda: EPOCH_S + asyncio.get_running_loop().time(),
     ) -> None:
-        """`wall`: its machine has a clock of its own, which is right."""
+        """`shared`: several processes use it. `wall`: its machine has a clock of its own, which is right."""
         self.wall = wall
         self.weather = StoreWeather()
         self.commits = 0
         self.after_commit: Callable[[Sequence[Change]], None] = lambda _changes: None
-        self._engine = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args={"isolation_level": None})
+        factory = SharedConnection if shared else sqlite3.Connection
+        self._engine = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args={"isolation_level": None, "factory": factory})
         self.conn = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         driver = self.conn.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
@@ -92,7 +103,7 @@ class Database:
         self._driver.execute("COMMIT")
         _watch(self._driver)
         self._driver.set_trace_callback(on_statement)
-        self._interleaving = Interleaving(self._engine, say=self._say, changed=lambda: map(_key, self._changes()))
+        self._interleaving = Interleaving(self._engine, say=self._say, changed=lambda: _keys(self._changes()))
         self._ears: dict[int, Callable[[str], None]] = {}
 
     def commit(self, work: Work[T], noted: Collected | None = None) -> T:
@@ -150,7 +161,7 @@ class Database:
 
     def _finish(self, late: Late | None) -> Sequence[Change]:
         changes = self._changes()
-        self._interleaving.check(map(_key, changes), late)
+        self._interleaving.check(_keys(changes), late)
         if changes:
             self._driver.execute("DELETE FROM temp.changes")
         self._driver.execute("COMMIT")
@@ -163,6 +174,30 @@ class Database:
 
     def _say(self, statement: str, parameters: Any = (), *, many: bool = False) -> sqlite3.Cursor:
         return self._driver.executemany(statement, parameters) if many else self._driver.execute(statement, parameters)
+
+    def back_up(self) -> bytes:
+        """What is committed now, as a file."""
+        return self._driver.serialize()
+
+    def take_back(self, backup: bytes, *, now: float, chance: Callable[[int], bytes]) -> None:
+        """Be as that backup is, and begin the next life, as an operator's restore does. Nobody may use it meanwhile."""
+        with contextlib.closing(sqlite3.connect(":memory:")) as kept:
+            kept.deserialize(backup)
+            kept.backup(self._driver)
+        self._interleaving.forget()
+        self._ears.clear()
+        self._driver.execute("BEGIN IMMEDIATE")
+        restoring.next_life(self.conn, now=now, chance=chance)
+        self._driver.execute("DELETE FROM temp.changes")
+        self._driver.execute("COMMIT")
+
+    def rows(self) -> Sequence[Change]:
+        """Every row that is watched, as if it were new."""
+        return [
+            Change(table, None, json.loads(row))
+            for table, columns in _WATCHED.items()
+            for (row,) in self._driver.execute(f"SELECT {_object(table, columns)} FROM {table}").fetchall()  # noqa: S608 - its own names
+        ]
 
     def listen(self, ear: object, heard: Callable[[str], None]) -> Callable[[], None]:
         """Have `heard` called with each message, until what this gives is called. Messages come in order, a moment after they were sent."""
@@ -194,8 +229,9 @@ class Database:
         self._engine.dispose()
 
 
-def _key(change: Change) -> Key:
-    return change.table, change.row.get("id")
+def _keys(changes: Sequence[Change]) -> list[Key]:
+    """Rows that somebody else may want; events are only ever added."""
+    return [(change.table, change.row["id"]) for change in changes if "id" in change.row]
 
 
 async def _through(run: Callable[[], T]) -> T:

@@ -36,7 +36,9 @@ POLLED_S: Final = 60.0
 """An agent polls at least this often: one park and some backoff."""
 GONE_S: Final = 300.0
 """What is released in a healed world is gone by then: a removal's longest pause, and one deadline."""
-TOLD_S: Final = 40.0
+FOUND_S: Final = 180.0
+"""What ran when the store was taken back is on record again by then."""
+TOLD_S: Final = 100.0
 """Every replica of a world at rest remembers what is on record by then: the silence of one that has died is noticed, and all is read anew."""
 REST_S: Final = 1800.0
 """A healed world has come to rest by then: an image's and a guest's deadline, waiting for room, and two releases."""
@@ -55,6 +57,10 @@ class History:
     secrets: set[str] = field(default_factory=set)
     was_ready: set[str] = field(default_factory=set)
     """Placements whose guest was believed ready once."""
+    taken_back: bool = False
+    """The store was taken back to a backup."""
+    there: dict[str, tuple[Host, str]] = field(default_factory=dict)
+    """Sandboxes that were promised and ran when that happened: where, and as which placement."""
 
 
 # While it goes on.
@@ -69,15 +75,53 @@ def committed(world: World, changes: Sequence[Change]) -> None:
             host = world.host_of(after["host_id"])
             if host is not None:
                 checks.believed(change, host.things, fenced=after["host_id"] in world.history.fenced)
+            if before is None:
+                _begun(world, after)
             if after["ready"]:
                 world.history.was_ready.add(after["id"])
         if change.table == "sandboxes" and after is not None:
             promise = world.clients.book.of(after["id"], after["request_id"])
-            if promise is not None and before is None:
+            if promise is not None and before is None and promise.sandbox_id != after["id"]:
                 # Its client may never hear of it; a second one under the same name is another try.
                 promise.sandbox_id, promise.ready = after["id"], False
+            if before is not None and after["generation"] > before["generation"]:
+                _replaced(world, before, after, promise)
             if before is not None and before["reason"] != after["reason"] and after["state"] in ("releasing", *TERMINAL):
                 _justified(world, after, promise)
+
+
+def taken_back(world: World, *, made_at: float) -> None:
+    """The store was taken back: note what runs, and what cannot be held to any more. *Units*: true seconds."""
+    history, now = world.history, world.loop.time()
+    history.taken_back = True
+    for promise in world.clients.book.by_request.values():
+        # Where its agent knows no end, its whole time begins anew; hosts may come back late.
+        promise.latest = max(promise.latest, now + 1500.0 + promise.timeout_s)
+        if promise.moved_at >= made_at:
+            promise.earliest = 0.0
+    for host in world.hosts:
+        for placement_id in host.things.initialised:
+            sandbox_id = host.things.placements[placement_id].order.sandbox_id
+            promised = world.clients.book.of(sandbox_id, None)
+            if promised is not None and promised.ready and not promised.released and placement_id in history.was_ready:
+                history.there[sandbox_id] = (host, placement_id)
+
+
+def _settled(world: World, host: Host) -> bool:
+    """Whether control has had this host's account since it was taken back."""
+    if not world.history.taken_back:
+        return True
+    row = world.ledger.hosts.get(host.identity.host_id)
+    return row is not None and row["seen_at"] is not None and "store.restored" not in row["problems"]
+
+
+def _may_be_gone(world: World, sandbox_id: str) -> bool:
+    """Whether a sandbox that ran when the store was taken back may have ended since, or before anybody was told."""
+    host, placement_id = world.history.there[sandbox_id]
+    promise = world.clients.book.of(sandbox_id, None)
+    if promise is None or promise.released or promise.earliest <= world.loop.time() + EARLY_S:
+        return True
+    return placement_id in world.history.ended or host.was_unheard() or host.identity.host_id in world.history.fenced or host.fenced
 
 
 def _answerable(world: World) -> dict[str, SimMachine]:
@@ -86,7 +130,7 @@ def _answerable(world: World) -> dict[str, SimMachine]:
     A lease is no proof of absence: where nobody is left to end what has no lease any more, the operator's word is all that there is.
     """
     now = world.loop.time()
-    return {host.name: host.things for host in world.hosts if not host.fenced or host.able_since(now, LATE_S)}
+    return {host.name: host.things for host in world.hosts if (not host.fenced or host.able_since(now, LATE_S)) and _settled(world, host)}
 
 
 def looked(world: World, host: Host) -> None:
@@ -110,7 +154,10 @@ def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None
             record.blueprint.nonce,
         ):
             raise Violated(f"{record.placement_id} was given a token of {said['plc']}")
-        row = world.ledger.sandboxes[record.sandbox_id]
+        row = world.ledger.sandboxes.get(record.sandbox_id)
+        if row is None or not all(_settled(world, host) for host in world.hosts):
+            # Its host has not yet said that it has it.
+            return
         if init.env and not row["bootstrap_exposed"]:
             raise Violated(f"{record.placement_id} was given what nobody has written down as exposed")
         if init.env.get("SECRET") != f"{CANARY}-{row['request_id']}" and row["request_id"] is not None:
@@ -139,6 +186,30 @@ def nothing_is_kept_too_long(world: World) -> None:
 # Whether an end was justified.
 
 
+def _replaced(world: World, before: Row, after: Row, promise: Promise | None) -> None:
+    """A next generation begins where the last one can do no harm any more, or somebody has said so."""
+    if promise is not None:
+        promise.latest = max(promise.latest, world.loop.time() + 1500.0 + promise.timeout_s)
+        # One that was ready begins from nothing, and so does its time.
+        promise.earliest = min(promise.earliest, world.loop.time() + promise.timeout_s)
+    placement_id = before["placement_id"]
+    exposed = placement_id in world.history.was_ready or before["bootstrap_exposed"]
+    if not exposed or world.history.taken_back:
+        return
+    fenced = before["host_id"] in world.history.fenced
+    certified = (before["id"], before["generation"]) in world.clients.book.authorized
+    if not (fenced or certified or "REPLACEMENT_BLOCKED" in after["conditions"]):
+        what = "was ready" if placement_id in world.history.was_ready else "was given its payload"
+        raise Violated(f"sandbox {before['id']} {what} as {placement_id}, and is replaced without a word")
+
+
+def _begun(world: World, after: Row) -> None:
+    """A placement of a sandbox that had to wait for somebody's word begins after that. *Errors*: Violated."""
+    row = world.ledger.sandboxes[after["sandbox_id"]]
+    if "REPLACEMENT_BLOCKED" in row["conditions"]:
+        raise Violated(f"{after['id']} begins while its sandbox waits for a word")
+
+
 def _justified(world: World, row: Row, promise: Promise | None) -> None:
     reason = row["reason"]
     host = world.host_of(row["host_id"]) if row["host_id"] else None
@@ -157,8 +228,11 @@ def _asked_for(_world: World, _row: Row, promise: Promise | None, _host: Host | 
     return None if promise is None or promise.released else "nobody has asked for it"
 
 
-def _at_its_end(world: World, row: Row, promise: Promise | None, _host: Host | None) -> Why:
+def _at_its_end(world: World, row: Row, promise: Promise | None, host: Host | None) -> Why:
     if promise is None or not promise.ready or promise.sandbox_id != row["id"]:
+        return None
+    if host is not None and promise.moved_at > world.loop.time() - (host.clock.boot() - host.line.answered_at):
+        # Its agent has not been answered since, and enforces the end that it knows.
         return None
     early_s = promise.earliest - world.loop.time()
     return f"{early_s:.1f} s too early" if early_s > EARLY_S else None
@@ -175,6 +249,8 @@ def _guest_ended(world: World, row: Row, _promise: Promise | None, _host: Host |
 
 
 def _lost(world: World, row: Row, _promise: Promise | None, host: Host | None) -> Why:
+    if world.history.taken_back:
+        return None if row["id"] not in world.history.there or _may_be_gone(world, row["id"]) else "it ran when the store was taken back"
     if row["host_id"] in world.history.fenced or (host is not None and (host.boots > 1 or host.name in world.history.lost_disk)):
         return None
     return "its host was neither fenced nor started anew"
@@ -201,7 +277,7 @@ def _quarantined(world: World, _row: Row, _promise: Promise | None, host: Host |
 _SLOW: Final = (
     Kind.AGENT_CRASH, Kind.AGENT_FREEZE, Kind.CONTROL_CRASH, Kind.CONTROL_FREEZE, Kind.REBOOT, Kind.VANISH, Kind.LOSSY, Kind.SLOW,
     Kind.PARTITION, Kind.STORE_DOWN, Kind.STORE_SLOW, Kind.STORE_RACES, Kind.STORE_FORGETS, Kind.GUEST_MUTE, Kind.DRIVER_HANGS,
-    Kind.JOURNAL_REFUSES, Kind.DRIVER_FAILS,
+    Kind.JOURNAL_REFUSES, Kind.DRIVER_FAILS, Kind.RESTORE,
 )  # fmt: skip
 _ANY: Final = tuple(Kind)
 _REASONS: Final[dict[str, Callable[[World, Row, Promise | None, Host | None], Why]]] = {
@@ -209,10 +285,12 @@ _REASONS: Final[dict[str, Callable[[World, Row, Promise | None, Host | None], Wh
     Code.END_REACHED: _at_its_end,
     Code.LEASE_EXPIRED: _lease_ran_out,
     Code.GUEST_EXITED: _guest_ended,
-    Code.BOOTSTRAP_DELIVERED: _after(Kind.AGENT_CRASH, Kind.REBOOT, Kind.VANISH),
+    Code.BOOTSTRAP_DELIVERED: _after(Kind.AGENT_CRASH, Kind.REBOOT, Kind.VANISH, Kind.RESTORE),
     Code.PLACEMENT_LOST: _lost,
     Code.HOST_QUARANTINED: _quarantined,
     Code.GUEST_BOOT_TIMEOUT: _after(*_SLOW),
+    Code.START_TIMEOUT: _after(Kind.RESTORE),
+    Code.IMAGE_TIMEOUT: _after(Kind.RESTORE),
     Code.CREATE_TIMEOUT: _after(*_ANY),
     Code.NO_CAPACITY: lambda *_: None,
     Code.START_FAILED: _after(Kind.DRIVER_FAILS),
@@ -236,9 +314,15 @@ async def _eventually(world: World, wrong: Callable[[World], str | None], within
 
 async def at_rest(world: World) -> None:
     """What is desired is what is. *Errors*: Violated."""
+    await _eventually(world, _lost_to_a_restore, FOUND_S)
     await _eventually(world, _not_at_rest, REST_S)
     await _eventually(world, lambda now: next(filter(None, (_misled(now, seat) for seat in now.seats)), None), TOLD_S)
     world.note("everything is at rest")
+
+
+def _lost_to_a_restore(world: World) -> str | None:
+    missed = (name for name in world.history.there if name not in world.ledger.sandboxes and not _may_be_gone(world, name))
+    return next((f"{name} ran when the store was taken back, and is on no record" for name in missed), None)
 
 
 def _not_at_rest(world: World) -> str | None:

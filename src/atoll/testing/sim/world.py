@@ -36,7 +36,7 @@ from atoll.control.bootstrap import DEFAULT_TEAM
 from atoll.control.compose import Control, ControlSettings
 from atoll.domain.deployment import DEFAULT_CLASSES, Deployment, WorkloadClass
 from atoll.domain.host import LEASE_S
-from atoll.domain.spec import Isolation, OnExit, OnLeaseExpiry
+from atoll.domain.spec import Isolation, OnExit, OnLeaseExpiry, OnLoss
 from atoll.domain.tenancy import key_digest
 from atoll.drivers.port import Mark
 from atoll.testing.sim import verdict
@@ -144,7 +144,7 @@ class World:
         self.healed_at: float | None = None
         self.ledger = Ledger()
         self.history = verdict.History()
-        self.database = Database(on_statement=self._overhear)
+        self.database = Database(on_statement=self._overhear, shared=scenario.replicas > 1)
         self.hosts: list[Host] = []
         skews = [*scenario.skews_s, *([0.0] * (scenario.replicas + scenario.hosts))]
         self.seats = [Seat(n, MachineClock(loop.time, skew_s=skews[n], up_since_s=5000.0 + 1000.0 * n)) for n in range(scenario.replicas)]
@@ -197,6 +197,8 @@ class World:
         await verdict.at_rest(self)
         for promise in list(self.clients.book.by_request.values()):
             await self.clients.release(promise)
+        if self.history.taken_back:
+            await self.clients.release_all()
         await verdict.until_nothing_is_left(self)
         await verdict.still_works(self)
         for task in (watch, *supervisors):
@@ -211,6 +213,21 @@ class World:
     def shared(self) -> bool:
         """Whether several control processes use the database."""
         return self.scenario.replicas > 1
+
+    def take_back(self, backup: bytes, *, made_at: float) -> None:
+        """The store is what it was at `made_at`: an operator has ended every control process, and restored it. *Units*: true seconds.
+
+        One that stands still was overlooked, and goes on later as if nothing had happened; but its connections are broken.
+        """
+        for seat in self.seats:
+            if seat.process is not None and (seat.process.frozen is None or not self.shared):
+                seat.process.end()
+            seat.ear.broken.set()
+        now = self.database.wall() if self.shared else self.seats[0].clock.now()
+        self.database.take_back(backup, now=now, chance=self.dice(f"life after {self.loop.time()}").randbytes)
+        self.ledger.taken_back(self.database.rows())
+        with self.watched():
+            verdict.taken_back(self, made_at=made_at)
 
     def replicas(self) -> list[Replica]:
         """Control processes that answer."""
@@ -237,7 +254,10 @@ class World:
 
     def _settings(self) -> ControlSettings:
         policy = WorkloadClass(
-            name=CLASS, on_lease_expiry=OnLeaseExpiry(self.scenario.on_lease_expiry), on_exit=OnExit(self.scenario.on_exit)
+            name=CLASS,
+            on_lease_expiry=OnLeaseExpiry(self.scenario.on_lease_expiry),
+            on_exit=OnExit(self.scenario.on_exit),
+            on_loss=OnLoss(self.scenario.on_loss),
         )
         return ControlSettings(
             database=self.directory / "none",
@@ -265,6 +285,7 @@ class World:
             if not starting.cancelled() and starting.exception() is None and process.alive:
                 seat.replica = Replica(process, control)
                 self.note(f"control {seat.number} is up, run {seat.runs}")
+                process.run(self._end_when_outlived(control, process))
                 await ended.wait()
                 seat.replica = None
             elif not starting.cancelled() and not isinstance(starting.exception(), AtollError | None):
@@ -274,6 +295,12 @@ class World:
             self.note(f"control {seat.number} has ended")
             await asyncio.sleep(seat.pause_s)
             seat.pause_s = 0.5
+
+    @staticmethod
+    async def _end_when_outlived(control: Control, process: Process) -> None:
+        """As its program does."""
+        await control.outlived.wait()
+        process.end()
 
     @staticmethod
     async def _begin(control: Control, store: Handle) -> None:

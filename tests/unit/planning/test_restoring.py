@@ -1,0 +1,67 @@
+"""What control makes of a host's account: the newer end counts, and control's next word is newer than what the agent has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.domain.account import Account
+from atoll.domain.command import Kind
+from atoll.domain.placement import Holding, Observed, Placement
+from atoll.domain.sandbox import Sandbox, State
+from atoll.planning.reconcile import Facts
+from atoll.planning.restoring import caught_up, found
+from tests.builders import NOW, placement, sandbox
+
+
+def running(**changes: Any) -> tuple[Sandbox, Placement]:
+    of = sandbox(state=State.READY, end_at=NOW + 900.0, end_revision=3, started_at=NOW - 100.0, **changes)
+    place = placement(of, holding=Holding.ACTIVE, observed=Observed.RUNNING, ready=True, desired_revision=2, applied_revision=2)
+    return of, place
+
+
+def account(of: Sandbox, place: Placement, **changes: Any) -> Account:
+    values: dict[str, Any] = {
+        "placement_id": place.id,
+        "sandbox_id": of.id,
+        "team_id": of.team_id,
+        "generation": place.generation,
+        "desired": Kind.ENSURE_RUNNING,
+        "desired_revision": place.desired_revision,
+        "spec": of.spec,
+        "nonce": place.nonce,
+        "ready": True,
+        "end_revision": 3,
+        "remaining_s": 200.0,
+    }
+    return Account(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("end_at", "end_revision", "remaining_s", "expected_s"),
+    [
+        pytest.param(NOW + 900.0, 3, 200.0, 200.0, id="the agent has heard of the same end, or a later one"),
+        pytest.param(NOW + 900.0, 5, 200.0, 200.0, id="the agent has heard of an end that the backup does not know"),
+        pytest.param(NOW + 900.0, 2, 200.0, 900.0, id="the end on record had not reached the agent"),
+        pytest.param(NOW - 50.0, 2, 200.0, 200.0, id="the end on record had not reached the agent, and is over"),
+        pytest.param(NOW + 900.0, 0, None, 300.0, id="the agent knows of none"),
+    ],
+)
+def test_the_newer_end_counts(end_at: float, end_revision: int, remaining_s: float | None, expected_s: float) -> None:
+    of, place = running()
+    known = Facts(Sandbox(**{**{name: getattr(of, name) for name in of.__dataclass_fields__}, "end_at": end_at}), place)
+    outcome = caught_up(known, account(of, place, end_revision=end_revision, remaining_s=remaining_s), now=NOW)
+    assert outcome is not None
+    assert outcome.sandbox.end_at == NOW + expected_s
+    assert outcome.sandbox.end_revision > max(3, end_revision)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_the_first_word_about_what_is_on_record_again_is_a_new_one(ready: bool) -> None:
+    """Of the agent's own revision there is another command already, with other content."""
+    of, place = running()
+    made = found(account(of, place, ready=ready, desired_revision=4), None, host_id="hst_one", restored_at=NOW - 1.0, now=NOW)
+    assert made is not None
+    assert made.placement.desired_revision == 5
+    assert made.placement.applied_revision == (5 if ready else 0)
