@@ -10,6 +10,7 @@ transaction that stands still for too long, as that of a frozen process does, an
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,7 +168,11 @@ class Interleaving:
         self._say("BEGIN IMMEDIATE")
         late.began = True
         for statement, parameters, many, rows in late.written:
-            cursor = self._say(statement, parameters, many=many)
+            try:
+                cursor = self._say(statement, parameters, many=many)
+            except sqlite3.IntegrityError:
+                # Somebody else has made the same row meanwhile: a database had let this one wait, and fail then.
+                raise Stale(statement) from None
             if cursor.rowcount != rows:
                 # A row of a table that nobody watches, and so nobody has locked.
                 raise Stale(statement)
