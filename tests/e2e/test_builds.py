@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
+import json
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from e2b import Sandbox, Template, wait_for_port, wait_for_timeout
 from e2b.exceptions import BuildException
 
+from tests.e2e import oci
 from tests.e2e.conftest import Product
+from tests.e2e.oci import Image
 
 Make = Callable[..., Sandbox]
 CPU = {"cpu_count": 1, "memory_mb": 512}
@@ -197,3 +204,76 @@ def test_a_newer_build_takes_the_place_of_one_that_runs(name: str) -> None:
     assert time.monotonic() - began < 60
     status = Template.get_build_status(older)
     assert status.status.value == "error"
+
+
+class Registry(http.server.BaseHTTPRequestHandler):
+    """Just enough of a registry for one image: a layout's blobs behind one account."""
+
+    blobs: ClassVar[Path]
+    manifest: ClassVar[str]
+    asked: ClassVar[list[str]]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if self.headers.get("Authorization") != "Basic " + base64.b64encode(b"me:secret word").decode():
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="here"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        name = self.path.rpartition("/")[2].removeprefix("sha256:")
+        content = b"{}" if self.path == "/v2/" else (self.blobs / (self.manifest if name == "v1" else name)).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET  # noqa: N815 - the library calls it so
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    image = Image([oci.busybox(oci.Entry("etc/from-image", b"yes\n"))], {"Env": ["PATH=/bin", "COLOUR=blue"], "WorkingDir": "/ignored"})
+    root = image.write(tmp_path / "image")
+    index = json.loads((root / "index.json").read_text())
+    Registry.blobs, Registry.asked = root / "blobs" / "sha256", []
+    Registry.manifest = index["manifests"][0]["digest"].removeprefix("sha256:")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"localhost:{server.server_port}/team/small:v1"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.skipif(oci.BUSYBOX is None, reason="busybox is missing: apt-get install busybox-static")
+def test_a_small_image_of_a_registry_is_built_upon(product: Product, name: str, make: Make, registry: str, tmp_path: Path) -> None:
+    (tmp_path / "context" / "tree" / "deep").mkdir(parents=True)
+    (tmp_path / "context" / "tree" / "deep" / "file.txt").write_text("deep\n")
+    (tmp_path / "context" / "one.txt").write_text("one\n")
+    template = (
+        Template(file_context_path=tmp_path / "context")
+        .from_image(registry, username="me", password="secret word")
+        .run_cmd("cat /etc/from-image >/home/user/seen; echo $COLOUR >>/home/user/seen")
+        .copy("tree", "/srv/tree", user="root")
+        .copy("tree", "/srv/tree/again", user="root")
+        .copy("one.txt", "/srv/tree/", mode=0o640)
+        .copy("*.txt", "/srv/globbed/")
+        .copy(".", "/srv/all/")
+    )
+    build(template, name)
+    sandbox = make(name)
+    assert sandbox.commands.run("cat /home/user/seen").stdout == "yes\nblue\n"
+    assert sandbox.commands.run("cat /srv/tree/deep/file.txt /srv/tree/again/deep/file.txt").stdout == "deep\ndeep\n"
+    assert sandbox.commands.run("stat -c '%U %a' /srv/tree/one.txt /srv/tree/deep/file.txt").stdout.split()[:3] == ["user", "640", "root"]
+    assert sandbox.commands.run("cat /srv/globbed/one.txt /srv/all/one.txt /srv/all/tree/deep/file.txt").stdout == "one\none\ndeep\n"
+    assert sandbox.commands.run("ls -a /.atoll").stdout.split() == [".", "..", "guest"]
+
+    wrong = Template().from_image(registry, username="me", password="another").run_cmd("true")
+    with pytest.raises(BuildException) as raised:
+        build(wrong, name)
+    assert "another" not in str(raised.value)
