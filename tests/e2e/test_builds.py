@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.server
 import json
+import subprocess
 import threading
 import time
 import uuid
@@ -17,7 +18,7 @@ from e2b import Sandbox, Template, wait_for_port, wait_for_timeout
 from e2b.exceptions import BuildException
 
 from tests.e2e import oci
-from tests.e2e.conftest import Product
+from tests.e2e.conftest import ATOLL, Product
 from tests.e2e.oci import Image
 
 Make = Callable[..., Sandbox]
@@ -277,3 +278,34 @@ def test_a_small_image_of_a_registry_is_built_upon(product: Product, name: str, 
     with pytest.raises(BuildException) as raised:
         build(wrong, name)
     assert "another" not in str(raised.value)
+
+
+def test_the_command_line_builds_a_dockerfile(product: Product, name: str, make: Make, tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "main.py").write_text("print('from the Dockerfile')\n")
+    (tmp_path / "app" / "left.out").write_text("no\n")
+    (tmp_path / ".dockerignore").write_text("**/*.out\n")
+    (tmp_path / "Dockerfile").write_text(
+        "ARG BASE=base\nFROM template:$BASE\nARG WORD\nENV SAID=$WORD\nRUN id -u >/srv/who && \\\n    echo $WORD >>/srv/who\n"
+        'COPY app /srv/app\nWORKDIR /srv/app\nUSER user\nEXPOSE 80\nCMD ["sleep", "infinity"]\n'
+    )
+
+    def built(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [ATOLL, "template", "build", name, str(tmp_path), "--build-arg", "WORD=hello", *more]
+        return subprocess.run(command, env=product.environment, capture_output=True, text=True, timeout=120, check=False)
+
+    first = built()
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "line 10: EXPOSE has no effect here" in first.stderr
+    sandbox = make(name)
+    assert sandbox.commands.run("cat /srv/who; python3 main.py; echo $SAID; ls; id -un").stdout == (
+        "0\nhello\nfrom the Dockerfile\nhello\nmain.py\nuser\n"
+    )
+    assert sandbox.commands.run("pgrep -x sleep").stdout.strip()
+    again = built()
+    assert "CACHED" in again.stderr
+    assert "sending" not in again.stderr
+    (tmp_path / "Dockerfile").write_text("FROM template:base\nRUN exit 3\n")
+    failed = built()
+    assert failed.returncode != 0
+    assert "exit status 3" in failed.stderr

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import completion, importing, output
+from atoll.cli import building, completion, importing, output
 from atoll.cli.output import JsonOption
 from atoll.cli.session import session
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What sandboxes are made of.")
+app.command("build")(building.build_template)
 app.command("import")(importing.import_template)
 
 

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import IO, Any, Final, Self, cast
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -239,6 +239,31 @@ class Api:
         """Send a tar with an image; answers its name in a source."""
         options: Json = {"content": content, "headers": {"content-type": "application/x-tar"}, "timeout": UPLOAD_S}
         return str(self._call("PUT", "/v1/template-archives", **options)["archive"])
+
+    def request_build(self, body: Json) -> Json:
+        """A build that waits for its steps: ids of it and its template. As E2B's clients do it, as the other three are."""
+        return self._call("POST", "/v3/templates", json={name: value for name, value in body.items() if value is not None})
+
+    def build_files(self, template_id: str, files_hash: str) -> Json:
+        """Whether what a step copies was sent before, and where to send it."""
+        return self._call("GET", f"/templates/{_path(template_id)}/files/{_path(files_hash)}")
+
+    def send_files(self, url: str, content: IO[bytes], *, size: int) -> None:
+        """Send what a step copies to where `build_files` says; that is a secret of its own, so no key goes with it."""
+        try:
+            answer = httpx.put(url, content=content, headers={"Content-Length": str(size)}, timeout=UPLOAD_S, trust_env=False)
+        except httpx.TransportError as error:
+            raise failures.unreachable(self._target.url, error, sent=False) from error
+        if not answer.is_success:
+            raise failures.of_control(answer.status_code, answer.content)
+
+    def start_build(self, template_id: str, build_id: str, recipe: Json) -> None:
+        """Give a build its steps."""
+        self._send("POST", f"/v2/templates/{_path(template_id)}/builds/{_path(build_id)}", json=recipe)
+
+    def build_status(self, template_id: str, build_id: str, *, offset: int = 0) -> Json:
+        """A build, with its log from a line on."""
+        return self._call("GET", f"/templates/{_path(template_id)}/builds/{_path(build_id)}/status", params={"logsOffset": str(offset)})
 
     def begin_import(self, body: Json) -> Json:
         """Make a template of an image; ask with `template_import` how far it is."""

@@ -1,0 +1,51 @@
+"""Which files a COPY means, and by what they are known again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.building import chosen, digest
+from atoll.cli.dockerfile import Copied
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    for name in ("a.txt", "b.txt", "src/main.py", "src/deep/x.pyc", "node_modules/big/file", "keep/secret", "keep/not"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".dockerignore").write_text("# ours\nnode_modules\n**/*.pyc\nkeep/*\n!keep/not\n.dockerignore\n")
+    return tmp_path
+
+
+def names(context: Path, source: str) -> list[str]:
+    return [path.relative_to(context).as_posix() for path in chosen(context, source)]
+
+
+def test_all_but_what_is_left_out(context: Path) -> None:
+    assert names(context, ".") == ["a.txt", "b.txt", "keep", "keep/not", "src", "src/deep", "src/main.py"]
+
+
+def test_patterns_and_directories(context: Path) -> None:
+    assert names(context, "*.txt") == ["a.txt", "b.txt"]
+    assert names(context, "src") == names(context, "src/") == ["src", "src/deep", "src/main.py"]
+    assert names(context, "missing") == names(context, "node_modules") == []
+
+
+def test_a_link_is_a_link(context: Path) -> None:
+    (context / "link").symlink_to("/etc")
+    assert names(context, "link") == ["link"]
+
+
+def test_content_counts_and_time_does_not(context: Path) -> None:
+    one = Copied("src", "/srv", "root", "")
+    files = list(chosen(context, "src"))
+    before = digest(context, files, one)
+    os.utime(context / "src/main.py", (1, 1))
+    assert digest(context, files, one) == before
+    (context / "src/main.py").write_text("changed")
+    changed = digest(context, files, one)
+    (context / "src/main.py").chmod(0o755)
+    assert len({before, changed, digest(context, files, one)}) == 3
