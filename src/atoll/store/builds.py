@@ -84,12 +84,12 @@ def beat(conn: sa.Connection, build_id: str, *, owner: str, now: float) -> bool:
 
 def seal(conn: sa.Connection, build_id: str, sealed: bytes | None) -> None:
     """Keep, or throw away, its registry's credentials."""
-    conn.execute(sa.update(BUILDS).where(BUILDS.c.id == build_id).values(credentials=sealed))
+    conn.execute(sa.update(BUILDS).where(BUILDS.c.id == build_id).values(sealed=sealed))
 
 
 def sealed(conn: sa.Connection, build_id: str) -> bytes | None:
     """Its registry's credentials, sealed."""
-    found: bytes | None = conn.execute(sa.select(BUILDS.c.credentials).where(BUILDS.c.id == build_id)).scalar_one_or_none()
+    found: bytes | None = conn.execute(sa.select(BUILDS.c.sealed).where(BUILDS.c.id == build_id)).scalar_one_or_none()
     return found
 
 

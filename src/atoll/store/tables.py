@@ -129,7 +129,7 @@ TEMPLATE_BUILDS: Final = sa.Table(
     sa.Column("memory_mib", sa.Integer, nullable=False),
     sa.Column("disk_mib", sa.Integer, nullable=False),
     sa.Column("recipe", sa.JSON),
-    sa.Column("credentials", sa.LargeBinary),
+    sa.Column("sealed", sa.LargeBinary),
     sa.Column("owner", sa.Text),
     sa.Column("beat_at", sa.Float),
     sa.Column("attempts", sa.Integer, nullable=False),

@@ -27,7 +27,7 @@ def upgrade() -> None:
         sa.Column("memory_mib", sa.Integer(), nullable=False),
         sa.Column("disk_mib", sa.Integer(), nullable=False),
         sa.Column("recipe", sa.JSON(), nullable=True),
-        sa.Column("credentials", sa.LargeBinary(), nullable=True),
+        sa.Column("sealed", sa.LargeBinary(), nullable=True),
         sa.Column("owner", sa.Text(), nullable=True),
         sa.Column("beat_at", sa.Float(), nullable=True),
         sa.Column("attempts", sa.Integer(), nullable=False),
