@@ -112,6 +112,16 @@ async def test_a_host_with_another_time_takes_nothing_until_its_clock_is_right(w
     assert (await shown(world))["problems"] == []
 
 
+async def test_a_step_of_the_clock_of_control_s_own_machine_is_no_skew(world: World) -> None:
+    """Control goes on by the time that it began with until it is restarted; an agent of the same machine shows the new one at once."""
+    world.changes["stepped_s"] = lambda: 3600.0
+    await world.restart()
+    agent = await joined(world)
+    for _ in range(4):
+        await agent.poll(facts=MACHINE, sent_at=world.clock.now() + 3600.0)
+    assert (await shown(world))["problems"] == []
+
+
 @pytest.mark.parametrize("skew_s", [0.0, SKEW_S_MAX - 1, 1 - SKEW_S_MAX])
 async def test_a_clock_that_is_nearly_right_is_right(world: World, skew_s: float) -> None:
     agent = await joined(world)

@@ -101,6 +101,8 @@ class ControlSettings:
     """In place of sandboxes, for tests of builds."""
     bootstrap: Path | None = None
     boot_id: str | None = None
+    stepped_s: Callable[[], float] = lambda: 0.0
+    """How far this machine's wall clock was set since `clock` began to go on by itself. *Units*: seconds."""
     """Of this machine's kernel; None: steps of the wall clock between two processes are not looked for."""
     deployment: Deployment = field(default_factory=Deployment)
     """What applies until an operator has applied a document."""
@@ -196,9 +198,21 @@ class Control:
             fencing=self.fencing,
             incarnation=incarnation,
             captures=captures,
+            stepped_s=settings.stepped_s,
         )
         self.configuration = configuration = Configuration(store=store, clock=clock, built_in=settings.deployment)
         await configuration.follow()
+        await self._admit(store, directory, configuration)
+        if shared is not None:
+            await self._follow(shared)
+        await self._load(store)
+        self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles)
+        await self._resume(store)
+        self._serve()
+
+    async def _admit(self, store: Store, directory: Directory, configuration: Configuration) -> None:
+        """Hosts and clients may come; those that this machine brings with it are there."""
+        settings, clock, dice = self.settings, self._clock, self._dice
         self.enrollment = Enrollment(
             store=store,
             clock=clock,
@@ -212,12 +226,6 @@ class Control:
         if settings.bootstrap is not None:
             await bootstrap.apply(settings.bootstrap, keys=self.keys, enrollment=self.enrollment)
         await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
-        if shared is not None:
-            await self._follow(shared)
-        await self._load(store)
-        self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles)
-        await self._resume(store)
-        self._serve()
 
     async def _load(self, store: Store) -> None:
         await store.read(self.reconciler.directory.load)

@@ -10,7 +10,7 @@ own: it takes nothing new, and everybody can see why. Nothing is corrected here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,6 +38,9 @@ class Findings:
 class Inspection:
     """What it remembers: a few differences of clocks, by host."""
 
+    stepped_s: Callable[[], float] = lambda: 0.0
+    """How far the wall clock of control's machine was set since this process began, which goes on by its own until it is restarted: hosts are
+    compared with what that clock shows, or a step of it would make every host of the same machine a stranger to the time."""
     _skews: dict[str, tuple[str, deque[float]]] = field(default_factory=dict)
 
     def look(self, host: Host, poll: wire.Poll, *, received_at: float) -> Findings:
@@ -47,7 +50,7 @@ class Inspection:
         if host.registered is not None and differences(host.registered.inventory, seen):
             problems.append(CAPACITY)
         facts = facts_of(poll.facts)
-        skew_s = self._skew_s(host.id, poll, received_at=received_at)
+        skew_s = self._skew_s(host.id, poll, received_at=received_at + self.stepped_s())
         if skew_s is not None:
             facts[SKEW_FACT] = _told(host.facts.get(SKEW_FACT), skew_s)
             if abs(skew_s) > SKEW_S_MAX:

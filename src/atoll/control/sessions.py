@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -85,6 +85,7 @@ class Sessions:
         consoles: Consoles,
         fencing: Fencing,
         incarnation: str,
+        stepped_s: Callable[[], float] = lambda: 0.0,
         captures: Captures | None = None,
     ) -> None:
         self._store = store
@@ -100,7 +101,7 @@ class Sessions:
         self._settling = Settling(reconciler, clock, incarnation)
         self._answers = Answers(store=store, orders=orders, consoles=consoles, captures=captures, incarnation=incarnation)
         self._deliveries = Deliveries(store, clock, reconciler, orders)
-        self._inspection = Inspection()
+        self._inspection = Inspection(stepped_s)
         self._sessions: dict[str, _Session] = {}
 
     async def host_of(self, credential: str) -> Host:

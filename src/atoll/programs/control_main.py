@@ -12,7 +12,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -74,7 +74,7 @@ def door(config: instance.Config, environ: Mapping[str, str] = os.environ) -> Do
     return Door(host, int(port), address.rstrip("/"))
 
 
-def settings(place: Layout, config: instance.Config, entry: Door) -> ControlSettings:
+def settings(place: Layout, config: instance.Config, entry: Door, *, stepped_s: Callable[[], float] = lambda: 0.0) -> ControlSettings:
     """What control is told. *Errors*: Refused SETUP_FAILED when a secret is missing or empty."""
     from atoll.control.compose import ControlSettings
 
@@ -93,6 +93,7 @@ def settings(place: Layout, config: instance.Config, entry: Door) -> ControlSett
         inside=_inside(f"http://127.0.0.1:{config.port}"),
         bootstrap=place.bootstrap,
         boot_id=boot_id(),
+        stepped_s=stepped_s,
         auto_activate=decided.auto_activate,
         joining=_joining(decided),
         address=entry.address,
@@ -166,7 +167,8 @@ def serve(place: Layout, config: instance.Config) -> None:
     # A replica that was given a place of its own is reached there; the listener of `control.toml` is the instance's own.
     listener = None if os.environ.get(LISTEN_VARIABLE) else control_config.load(place).listener
     clock = SteadyClock()
-    control = Control(settings(place, config, entry), clock=clock, dice=os.urandom)
+    stepped_s = clock.stepped_s if not shared else lambda: 0.0
+    control = Control(settings(place, config, entry, stepped_s=stepped_s), clock=clock, dice=os.urandom)
     failure: list[BaseException] = []
 
     @asynccontextmanager
