@@ -100,8 +100,13 @@ async def test_without_the_lock_of_the_hosts_row_it_would_grant_more(
 ) -> None:
     """Write skew: each sees the last room, and takes it. That this is seen here shows that the test above can fail."""
     monkeypatch.setattr(facts, "_HOST_LOCKED", Prepared(sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id"))))
-    used = await race_for(replicas, ours, host(capacity=Vector(100_000, 100_000, 1_000_000, 1)))
-    assert used.slots > 1
+    granted = []
+    for _ in range(5):
+        # On a busy machine one race may happen to be run one after another.
+        granted.append((await race_for(replicas, ours, host(capacity=Vector(100_000, 100_000, 1_000_000, 1)))).slots)
+        if granted[-1] > 1:
+            return
+    raise AssertionError(granted)
 
 
 async def test_locks_are_taken_in_one_order(replicas: tuple[PostgresStore, PostgresStore], ours: Team) -> None:
