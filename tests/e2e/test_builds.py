@@ -59,7 +59,7 @@ def test_steps_make_a_template(product: Product, name: str, make: Make, tmp_path
         .make_symlink("/srv/app/main.py", "/srv/link", user="root")
         .rename("/home/user/from-tmp", "/home/user/renamed")
         .remove("/etc/issue", force=True, user="root")
-        .set_workdir("/srv/work")
+        .set_workdir("/srv/app")
         .run_cmd("pwd >here && ls -A")
     )
     info, log = build(template, name)
@@ -81,8 +81,8 @@ def test_steps_make_a_template(product: Product, name: str, make: Make, tmp_path
     assert said("ls /srv/texts") == "data.txt\n"
     assert said("readlink /srv/link; test -d /srv/made; cat /home/user/renamed") == "/srv/app/main.py\nshared\n"
     assert said("test -e /etc/issue || echo gone") == "gone\n"
-    assert said("pwd; cat /srv/work/here; echo $LONG") == "/srv/work\n/srv/work\nhello and hello\n"
-    assert said("stat -c %U /srv/work") == "user\n"
+    assert said("pwd; cat /srv/app/here; echo $LONG") == "/srv/app\n/srv/app\nhello and hello\n"
+    assert said("stat -c %U /srv/app") == "user\n"
     assert said("sudo id -u") == "0\n", "what the base template allows is allowed still"
 
 

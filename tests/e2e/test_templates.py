@@ -52,7 +52,7 @@ def an_image(**config: Any) -> Image:
             ),
             oci.layer(Entry("etc/.wh.hidden"), Entry("opaque/new", b"2\n"), Entry("opaque/.wh..wh..opq"), Entry("etc/kept", b"2\n")),
         ],
-        {"Env": ["PATH=/bin", "COLOUR=blue", "SHADE=dark"], "User": "77:78", "WorkingDir": "/work/here", **config},
+        {"Env": ["PATH=/bin", "COLOUR=blue", "SHADE=dark"], "User": "77:78", "WorkingDir": "/app/here", **config},
     )
 
 
@@ -76,10 +76,10 @@ def test_layers_env_directory_and_user(product: Product, name: str, tmp_path: Pa
     made = imported(product, name, f"oci-layout:{an_image().write(tmp_path)}", "--size", "0.5,256M,512M")
     template = made["template"]
     assert template["size"] == {"cpuMillis": 500, "memoryMib": 256, "diskMib": 512}
-    assert (template["defaultUser"], template["defaultWorkdir"]) == ("77:78", "/work/here")
+    assert (template["defaultUser"], template["defaultWorkdir"]) == ("77:78", "/app/here")
     sandbox = sandbox_on(name)
     run = sandbox.commands.run
-    assert run("echo $COLOUR; pwd; id -u; id -g").stdout.split() == ["blue", "/work/here", "77", "78"]
+    assert run("echo $COLOUR; pwd; id -u; id -g").stdout.split() == ["blue", "/app/here", "77", "78"]
     assert run("cat /etc/kept /opaque/new").stdout.split() == ["2", "2"]
     assert run("test -e /etc/hidden || test -e /opaque/old || echo gone").stdout.strip() == "gone"
     assert run("id -un", user="root").stdout.strip() == "root"

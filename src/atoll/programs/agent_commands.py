@@ -13,6 +13,7 @@ from atoll.base.errors import Code, Refused
 from atoll.base.secret import Secret
 from atoll.cli import arguments, output
 from atoll.cli.output import JsonOption
+from atoll.programs import shown
 from atoll.programs.layout import Layout, layout_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def join(  # noqa: PLR0913, PLR0917 - what one may say of a host is this much
     """
     from atoll.programs import joining
 
-    _quiet_logs()
+    shown.quiet_logs()
     wanted = _wanted(
         url,
         name=name,
@@ -107,7 +108,7 @@ def register(  # noqa: PLR0913, PLR0917 - as `join`
     """Make this machine a host by an operator's key, without a token (root). For machines that are set up by a program of yours."""
     from atoll.programs import joining
 
-    _quiet_logs()
+    shown.quiet_logs()
     wanted = _wanted(
         url,
         name=name,
@@ -146,7 +147,7 @@ def setup(  # noqa: PLR0913, PLR0917 - as `join`
     """Prepare this machine to be a host, and check it, without enrolling (root): directories, addresses, configuration."""
     from atoll.programs import host_doctor, joining
 
-    _quiet_logs()
+    shown.quiet_logs()
     wanted = _wanted(
         url,
         name=name,
@@ -161,7 +162,7 @@ def setup(  # noqa: PLR0913, PLR0917 - as `join`
     )
     place = _place(home)
     joining.setup(place, wanted)
-    _show_report(host_doctor.examine(place), as_json=as_json)
+    shown.show_report(host_doctor.examine(place), as_json=as_json)
 
 
 @app.command("doctor")
@@ -170,10 +171,10 @@ def doctor(home: Home = None, as_json: JsonOption = False) -> None:
     from atoll.programs import doctor as instance_doctor
     from atoll.programs import host_doctor
 
-    _quiet_logs()
+    shown.quiet_logs()
     place = _place(home)
     joined = place.host_config.exists()
-    _show_report(host_doctor.examine(place) if joined else instance_doctor.examine(place), as_json=as_json)
+    shown.show_report(host_doctor.examine(place) if joined else instance_doctor.examine(place), as_json=as_json)
 
 
 @app.command("status")
@@ -205,7 +206,7 @@ def leave(home: Home = None, as_json: JsonOption = False) -> None:
     """Be no host any more (root): remove what is left of its sandboxes, its credential and configuration. Disable it at control first."""
     from atoll.programs import joining
 
-    _quiet_logs()
+    shown.quiet_logs()
     removed = joining.leave(_place(home))
     if as_json:
         output.document({"removed": removed})
@@ -218,13 +219,6 @@ def _place(home: Path | None) -> Layout:
         # What is started from here is about the same home.
         os.environ["ATOLL_HOME"] = str(home.absolute())
     return layout_of()
-
-
-def _quiet_logs() -> None:
-    """Parts that log are used here by a person's command: warnings go to standard error, the rest nowhere."""
-    from atoll.telemetry.log import configure
-
-    configure("atoll", "warning")
 
 
 def _wanted(  # noqa: PLR0913 - as `join`
@@ -313,25 +307,6 @@ def _joined(place: Layout, outcome: Outcome, *, as_json: bool) -> None:
         return
     print(f"{outcome.name} is {outcome.host_id}" if outcome.new else f"{outcome.name} is {outcome.host_id} already; its credential is good")
     typer.echo(f"Start its agent: ATOLL_HOME={place.home} atoll agent run", err=True)
-
-
-def _show_report(report: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        output.document(report)
-    else:
-        output.table(
-            [
-                ("CHECK", lambda item: item["id"]),
-                ("RESULT", lambda item: {"ok": "ok", "failed": "FAILED", "warning": "warning"}[item["result"]]),
-                ("DETAIL", lambda item: item["detail"]),
-                ("FIX", lambda item: item["fix"]),
-            ],
-            report["checks"],
-            empty="No checks.",
-        )
-        print(f"\nThis host isolates with: {', '.join(report['isolations']) or 'nothing that passed its self-test'}")
-    if not report["ok"]:
-        raise typer.Exit(int(output.Exit.FAILED))
 
 
 def _show_status(seen: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import typer
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.cli import output
 from atoll.cli.output import JsonOption
-from atoll.programs import agent_commands, control_commands
+from atoll.programs import agent_commands, control_commands, shown
 from atoll.programs.layout import layout_of
 
 
@@ -33,13 +33,6 @@ def add_to(app: typer.Typer) -> None:
     app.command("supervise", hidden=True)(supervise)
 
 
-def _quiet_logs() -> None:
-    """Parts that log are used here by a person's command: warnings go to standard error, the rest nowhere."""
-    from atoll.telemetry.log import configure
-
-    configure("atoll", "warning")
-
-
 def up(
     demo: Annotated[bool, typer.Option("--demo/--no-demo", help="Create a first sandbox and show what it says.")] = True,
     as_json: JsonOption = False,
@@ -48,7 +41,7 @@ def up(
     from atoll.programs import up as program
     from atoll.programs.steps import Steps
 
-    _quiet_logs()
+    shown.quiet_logs()
     steps = Steps(quiet=as_json)
     try:
         outcome = program.up(layout_of(), steps, with_demo=demo)
@@ -68,7 +61,7 @@ def down(
     from atoll.programs import down as program
     from atoll.programs.steps import Steps
 
-    _quiet_logs()
+    shown.quiet_logs()
     steps = Steps(quiet=as_json)
     try:
         outcome = program.down(layout_of(), steps, keep_sandboxes=keep_sandboxes)
@@ -192,26 +185,8 @@ def doctor(as_json: JsonOption = False) -> None:
     """Check this machine and this instance: each check with its result and fix. Status 1 when one fails."""
     from atoll.programs import doctor as program
 
-    _quiet_logs()
-    report = program.examine(layout_of())
-    if as_json:
-        output.document(report)
-    else:
-        output.table(
-            [
-                ("CHECK", lambda item: item["id"]),
-                ("RESULT", lambda item: {"ok": "ok", "failed": "FAILED", "warning": "warning"}[item["result"]]),
-                ("DETAIL", lambda item: item["detail"]),
-                ("FIX", lambda item: item["fix"]),
-            ],
-            report["checks"],
-            empty="No checks.",
-        )
-        print(f"\nThis host isolates with: {', '.join(report['isolations']) or 'nothing that passed its self-test'}")
-        for name, isolations in report["hosts"].items():
-            print(f"Host {name} offers: {', '.join(isolations) or 'nothing'}")
-    if not report["ok"]:
-        raise typer.Exit(int(output.Exit.FAILED))
+    shown.quiet_logs()
+    shown.show_report(program.examine(layout_of()), as_json=as_json)
 
 
 def support_bundle(
@@ -221,7 +196,7 @@ def support_bundle(
     """Pack versions, status, checks, hosts, events, alerts and the ends of the logs into one file, without any secret (root)."""
     from atoll.programs import support as program
 
-    _quiet_logs()
+    shown.quiet_logs()
     made = program.write(program.collect(layout_of()), file)
     if as_json:
         output.document(made)

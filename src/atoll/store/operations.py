@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -60,21 +60,17 @@ class AuditFilter:
 
 def audited(conn: sa.Connection, wanted: AuditFilter, *, after: int, limit: int, newest: bool = False) -> Sequence[sa.RowMapping]:
     """Entries after `after`, oldest first; with `newest`, the last ones instead of the first."""
-    query = sa.select(AUDIT).where(AUDIT.c.seq > after)
-    for column, value in (
-        (AUDIT.c.action, wanted.action),
-        (AUDIT.c.subject, wanted.subject),
-        (AUDIT.c.team_id, wanted.team_id),
-        (AUDIT.c.client_id, wanted.client_id),
-        (AUDIT.c.result, wanted.result),
-    ):
-        if value is not None:
-            query = query.where(column == value)
-    return _page(conn, query, AUDIT.c.seq, limit=limit, newest=newest)
+    return _page(conn, AUDIT, asdict(wanted), after=after, limit=limit, newest=newest)
 
 
-def _page(conn: sa.Connection, query: sa.Select[Any], seq: sa.Column[Any], *, limit: int, newest: bool) -> Sequence[sa.RowMapping]:
-    found = list(conn.execute(query.order_by(seq.desc() if newest else seq.asc()).limit(limit)).mappings())
+def _page(
+    conn: sa.Connection, table: sa.Table, wanted: Mapping[str, str | None], *, after: int, limit: int, newest: bool
+) -> Sequence[sa.RowMapping]:
+    """Rows after `after` by their `seq` whose columns have what is `wanted` of them; None: anything."""
+    seq = table.c.seq
+    same = (table.c[name] == value for name, value in wanted.items() if value is not None)
+    query = sa.select(table).where(seq > after, *same).order_by(seq.desc() if newest else seq.asc()).limit(limit)
+    found = list(conn.execute(query).mappings())
     return found[::-1] if newest else found
 
 
@@ -94,17 +90,7 @@ class EventFilter:
 
 def events(conn: sa.Connection, wanted: EventFilter, *, after: int, limit: int, newest: bool = False) -> Sequence[sa.RowMapping]:
     """Events of the deployment after `after`, oldest first; with `newest`, the last ones instead of the first."""
-    query = sa.select(EVENTS).where(EVENTS.c.seq > after)
-    for column, value in (
-        (EVENTS.c.type, wanted.type),
-        (EVENTS.c.sandbox_id, wanted.sandbox_id),
-        (EVENTS.c.host_id, wanted.host_id),
-        (EVENTS.c.team_id, wanted.team_id),
-        (EVENTS.c.request_id, wanted.request_id),
-    ):
-        if value is not None:
-            query = query.where(column == value)
-    return _page(conn, query, EVENTS.c.seq, limit=limit, newest=newest)
+    return _page(conn, EVENTS, asdict(wanted), after=after, limit=limit, newest=newest)
 
 
 def last_seq(conn: sa.Connection) -> int:

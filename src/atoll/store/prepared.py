@@ -34,7 +34,7 @@ class _Compiled:
         assert not compiled.update_prefetch, "a default that Python makes"
         self.sql = str(compiled)
         self.places: Final[tuple[tuple[str, Any, _Convert | None], ...]] = tuple(
-            (name, compiled.binds[name].effective_value, _of(compiled.binds[name].type, dialect, "bind_processor"))
+            (name, compiled.binds[name].effective_value, compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect))
             for name in compiled.positiontup or ()
         )
 
@@ -44,14 +44,6 @@ class _Compiled:
             value = given.get(name, fixed)
             found.append(convert(value) if convert is not None else value)
         return found
-
-
-def _of(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect, which: str) -> _Convert | None:
-    implementation = kind.dialect_impl(dialect)
-    found: _Convert | None = (
-        implementation.bind_processor(dialect) if which == "bind_processor" else implementation.result_processor(dialect, None)
-    )
-    return found
 
 
 class Prepared:
@@ -117,7 +109,8 @@ class Prepared:
         if columns is None:
             assert isinstance(self._statement, sa.Select)
             columns = self._columns = tuple(
-                (str(column.key), _of(column.type, conn.dialect, "result_processor")) for column in self._statement.selected_columns
+                (str(column.key), column.type.dialect_impl(conn.dialect).result_processor(conn.dialect, None))
+                for column in self._statement.selected_columns
             )
         return {name: value if convert is None else convert(value) for (name, convert), value in zip(columns, row, strict=True)}
 
