@@ -39,8 +39,8 @@ class Suite:
     run: Callable[[bool], Counts]
 
 
-def _tests(name: str, *directories: str, workers: str = "0") -> Suite:
-    return Suite(name, lambda full: python.tests(name, directories, workers=workers, full=full))
+def _tests(name: str, *directories: str, workers: str = "0", again: bool = False) -> Suite:
+    return Suite(name, lambda full: python.tests(name, directories, workers=workers, full=full, again=again))
 
 
 def _tool(name: str, *commands: Sequence[str]) -> Suite:
@@ -56,15 +56,15 @@ CHECK: Final = (
 REST: Final = (
     Suite("go", lambda _: golang.all_checks()),
     _tests("store", "tests/store", workers="auto"),
-    _tests("agent", "tests/agent", workers="auto"),
-    _tests("sim", "tests/sim", workers="auto"),
+    _tests("agent", "tests/agent", workers="auto", again=True),
+    _tests("sim", "tests/sim", workers="auto", again=True),
     # Real runtimes: one at a time, or they would measure each other.
-    _tests("conformance", "tests/conformance"),
-    _tests("e2e", "tests/e2e"),
+    _tests("conformance", "tests/conformance", again=True),
+    _tests("e2e", "tests/e2e", again=True),
     # Each file has instances of its own, and waits more than it computes.
-    _tests("instance", "tests/instance", workers="3"),
+    _tests("instance", "tests/instance", workers="3", again=True),
     # Machines of their own, which wait more than they compute.
-    _tests("hosts", "tests/hosts", workers="2"),
+    _tests("hosts", "tests/hosts", workers="2", again=True),
     _tests("regressions", "tests/regressions"),
 )
 GROUPS: Final = {"check": CHECK, "test": (*CHECK, *REST), "long": (*CHECK, *REST)}
@@ -106,6 +106,8 @@ def _run(suites: Sequence[Suite], *, full: bool) -> int:
     print("\n=== summary\n" + "\n".join(lines))
     for name in whole.names:
         print(f"failed: {name}")
+    for name in whole.unsteady:
+        print(f"unsteady, passed when run again alone: {name}")
     (REPORTS / "summary.txt").write_text(f"{whole}\n")
     print(whole, flush=True)
     return 1 if whole.failed else 0

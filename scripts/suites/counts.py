@@ -14,9 +14,17 @@ class Counts:
     skipped: int = 0
     names: tuple[str, ...] = ()
     """What failed, to be shown again at the end of a long run."""
+    unsteady: tuple[str, ...] = ()
+    """What failed beside others and passed when it was run again alone: counted as passed, and named at the end."""
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped, self.names + other.names)
+        return Counts(
+            self.passed + other.passed,
+            self.failed + other.failed,
+            self.skipped + other.skipped,
+            self.names + other.names,
+            self.unsteady + other.unsteady,
+        )
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"

@@ -13,6 +13,8 @@ from suites.counts import Counts
 
 BIN: Final = Path(".venv") / "bin"
 NO_TESTS_COLLECTED: Final = 5
+AGAIN_MAX: Final = 6
+"""Tests of one suite that may be run again alone; more failures than that are no accident of the machine."""
 
 
 def environment() -> dict[str, str]:
@@ -33,8 +35,11 @@ def tools(commands: Sequence[Sequence[str]]) -> Counts:
     return Counts(failed=len(failed), names=tuple(failed))
 
 
-def tests(name: str, directories: Sequence[str], *, workers: str, full: bool) -> Counts:
-    """Run pytest over the directories that hold tests; the counts come from its report, a crash without one is a failure."""
+def tests(name: str, directories: Sequence[str], *, workers: str, full: bool, again: bool) -> Counts:
+    """Run pytest over the directories that hold tests; the counts come from its report, a crash without one is a failure.
+
+    `again`: these tests run against real clocks and programs beside each other; the few that fail are run once more, alone.
+    """
     present = [directory for directory in directories if any(Path(directory).rglob("test_*.py"))]
     for directory in directories:
         if directory not in present:
@@ -50,10 +55,26 @@ def tests(name: str, directories: Sequence[str], *, workers: str, full: bool) ->
     matrices = {"ATOLL_TEST_MATRICES": "full" if full else "sampled"}
     ended = subprocess.run(command, check=False, env=environment() | matrices)
     counts = _read(report) if report.exists() else Counts()
+    if again and ended.returncode == 1 and 0 < counts.failed <= AGAIN_MAX:
+        return _alone(counts, command, report, environment() | matrices)
     if ended.returncode not in (0, 1, NO_TESTS_COLLECTED) or (ended.returncode == 1 and counts.failed == 0):
         print(f"pytest ended with status {ended.returncode}", flush=True)
         counts += Counts(failed=1, names=(f"pytest ended with status {ended.returncode}",))
     return counts
+
+
+def _alone(first: Counts, command: Sequence[str], report: Path, env: dict[str, str]) -> Counts:
+    """What failed, once more, one after the other. A test that fails twice has failed; one that does not is named as unsteady."""
+    print(f"{first.failed} failed: once more, alone", flush=True)
+    second = report.with_suffix(".again.xml")
+    second.unlink(missing_ok=True)
+    options = [f"--junitxml={second}", "-n", "0", "--last-failed", "--last-failed-no-failures", "none"]
+    subprocess.run([*(word for word in command if not word.startswith("--junitxml")), *options], check=False, env=env)
+    counts = _read(second) if second.exists() else Counts()
+    if counts.passed + counts.failed != first.failed:
+        return first
+    unsteady = tuple(name for name in first.names if name not in counts.names)
+    return Counts(first.passed + counts.passed, counts.failed, first.skipped, counts.names, unsteady)
 
 
 def _read(report: Path) -> Counts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Any
 
@@ -82,11 +81,11 @@ def test_a_build_that_control_cannot_finish_says_so(instance: Instance) -> None:
     name = f"b-{uuid.uuid4().hex[:12]}"
     with Client(instance) as client:
         build = start(client, name, ["echo begun; sleep 60"])
-        for _ in range(3):
-            until_said(client, build, "begun")
+        until_said(client, build, "begun")
+        for times in range(3):
+            until(lambda times=times: sum("going on" in line for line in status(client, build)["logs"]) == times, within_s=90)
             kill(instance, "control")
             instance.until_well()
-            time.sleep(1)
         failed = ended(client, build)
         assert failed["status"] == "error"
         assert "stopped 3 times" in failed["reason"]["message"]

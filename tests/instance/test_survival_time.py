@@ -199,5 +199,7 @@ def test_a_step_of_the_clock_moves_nothing(clocked: tuple[Instance, Clock], clie
     asked = time.time()
     long.set_timeout(5)
     assert gone_at(instance, placements[long.sandbox_id], within_s=30) == pytest.approx(asked + 5, abs=LATE_S)
-    assert gone_at(instance, placements[told_late.sandbox_id], within_s=120) == pytest.approx(told_at + 60, abs=LATE_S)
+    # On a slow machine this end has come while the one before was waited for.
+    due, looked = told_at + 60, time.time()
+    assert due - LATE_S < gone_at(instance, placements[told_late.sandbox_id], within_s=120) < max(due, looked) + LATE_S
     until(lambda: set(client.living()) == {moved.sandbox_id, other.sandbox_id})

@@ -232,7 +232,8 @@ def _refused(facts: Facts, stimulus: HostRefused, now: float) -> Outcome | None:
 
 def _no_room(facts: Facts, stimulus: NoRoom, now: float) -> Outcome | None:
     sandbox = facts.sandbox
-    if sandbox.state not in (State.PENDING, State.RESERVING):
+    if not wants_placing(sandbox, now=now):
+        # Somebody else has looked meanwhile, and has said when to look again.
         return None
     since = sandbox.since
     if now >= since + sandbox.spec.no_capacity_s:

@@ -1,7 +1,9 @@
 """The counting of tests: a suite that fails must never be summed to a good end."""
 
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -67,5 +69,21 @@ def test_pytest_s_report_is_read(tmp_path) -> None:
 
 def test_directories_without_tests_are_named_not_counted(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert python.tests("store", ["tests/store"], workers="0", full=False) == Counts()
+    assert python.tests("store", ["tests/store"], workers="0", full=False, again=False) == Counts()
     assert "tests/store: no tests there yet" in capsys.readouterr().out
+
+
+def test_a_few_that_fail_are_run_again_and_the_unsteady_are_named(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(python, "BIN", Path(sys.executable).parent)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long: x\n")
+    (tmp_path / "build" / "reports").mkdir(parents=True)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_some.py").write_text(
+        "from pathlib import Path\n"
+        "def test_steady(): pass\n"
+        "def test_unsteady():\n    seen = Path('seen').exists(); Path('seen').touch(); assert seen\n"
+        "def test_wrong(): assert False\n"
+    )
+    counted = python.tests("some", ["tests"], workers="0", full=False, again=True)
+    assert counted == Counts(passed=2, failed=1, names=("tests/test_some::test_wrong",), unsteady=("tests/test_some::test_unsteady",))
