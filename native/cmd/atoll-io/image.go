@@ -12,6 +12,7 @@ import (
 	"atoll.local/native/internal/images"
 	"atoll.local/native/internal/images/capture"
 	"atoll.local/native/internal/images/unpack"
+	"atoll.local/native/internal/objects"
 )
 
 const imageUsage = `usage: atoll-io image COMMAND [options]
@@ -19,6 +20,10 @@ const imageUsage = `usage: atoll-io image COMMAND [options]
 commands:
   pull --store DIR --source SOURCE [--platform OS/ARCH] [--options FILE]
                                           have an image's blobs in the store
+  fetch --store DIR --image DIGEST --options FILE
+                                          have an image of an object store in the store
+  publish --store DIR --image DIGEST --options FILE
+                                          have an image of the store in an object store
   inspect --store DIR --image DIGEST      describe an image of the store
   unpack --store DIR --image DIGEST --cache DIR [--base DIGEST --base-tree DIR]
                                           have an image's root file system in the cache
@@ -26,7 +31,7 @@ commands:
                                           make a layer of what was written above an image
 
 SOURCE: registry:REFERENCE, oci-layout:DIR[:TAG], docker-archive:FILE, archive:FILE[:TAG].
-FILE holds JSON with username, password, token, mirrors, plainHttp ("-": standard input).
+FILE holds JSON with username, password, token, mirrors, plainHttp, and for fetch and publish objects ("-": standard input).
 Answers are JSON lines on standard output; the last one has "event": "done", or "failed" with a stable code.
 `
 
@@ -65,7 +70,7 @@ func runImage(ctx context.Context, args []string) error {
 	if err := flags.Parse(args[1:]); err != nil {
 		return errUsage
 	}
-	known := map[string]func(context.Context) (any, error){"pull": c.pull, "inspect": c.inspect, "unpack": c.unpack, "pack": c.pack}[args[0]]
+	known := map[string]func(context.Context) (any, error){"pull": c.pull, "inspect": c.inspect, "unpack": c.unpack, "pack": c.pack, "fetch": c.fetch, "publish": c.publish}[args[0]]
 	if known == nil || flags.NArg() > 0 || (c.store == "" && args[0] != "pack") {
 		fmt.Fprint(os.Stderr, imageUsage)
 		return errUsage
@@ -97,9 +102,39 @@ func (c *imageCommand) pull(ctx context.Context) (any, error) {
 		return nil, err
 	}
 	defer source.Close()
-	return images.Pull(ctx, store, source, platform, c.limits, func(event string, layer int, blob images.Descriptor) {
-		say(map[string]any{"event": event, "layer": layer, "digest": blob.Digest, "size": blob.Size})
-	})
+	return images.Pull(ctx, store, source, platform, c.limits, sayLayer)
+}
+
+func sayLayer(event string, layer int, blob images.Descriptor) {
+	say(map[string]any{"event": event, "layer": layer, "digest": blob.Digest, "size": blob.Size})
+}
+
+func (c *imageCommand) fetch(ctx context.Context) (any, error) {
+	options, err := readOptions(c.options)
+	if err != nil {
+		return nil, err
+	}
+	from, err := objects.OpenReader(options.Objects)
+	if err != nil {
+		return nil, &images.Error{Code: images.CodeInvalid, Text: err.Error()}
+	}
+	store, err := images.OpenStore(c.store)
+	if err != nil {
+		return nil, err
+	}
+	return images.Fetch(ctx, store, from, c.image, sayLayer)
+}
+
+func (c *imageCommand) publish(ctx context.Context) (any, error) {
+	options, err := readOptions(c.options)
+	if err != nil {
+		return nil, err
+	}
+	to, err := objects.Open(options.Objects)
+	if err != nil {
+		return nil, &images.Error{Code: images.CodeInvalid, Text: err.Error()}
+	}
+	return images.Publish(ctx, images.ReadStore(c.store), to, c.image, sayLayer)
 }
 
 func (c *imageCommand) inspect(context.Context) (any, error) {

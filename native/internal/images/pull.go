@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"strings"
-	"sync"
 
 	"atoll.local/native/internal/images/unpack"
 )
@@ -77,29 +76,7 @@ func fetch(ctx context.Context, store *Store, from Source, blob Descriptor) erro
 }
 
 func fetchLayers(ctx context.Context, store *Store, from Source, image *Image, told Progress) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var all sync.WaitGroup
-	var says sync.Mutex
-	room := make(chan struct{}, parallel)
-	for i, blob := range image.Layers {
-		all.Go(func() {
-			room <- struct{}{}
-			defer func() { <-room }()
-			if ctx.Err() != nil {
-				return
-			}
-			if err := fetch(ctx, store, from, blob); err != nil {
-				cancel(err)
-				return
-			}
-			says.Lock()
-			defer says.Unlock()
-			told("fetched", i, blob)
-		})
-	}
-	all.Wait()
-	return context.Cause(ctx)
+	return inParallel(ctx, image.Layers, told, func(ctx context.Context, blob Descriptor) error { return fetch(ctx, store, from, blob) })
 }
 
 // checkLayer reads a layer of the store whole; one that is not what its digest says leaves the store.

@@ -7,6 +7,8 @@ import (
 	"io"
 	"io/fs"
 	"strings"
+
+	"atoll.local/native/internal/objects"
 )
 
 // Source is where an image comes from.
@@ -28,6 +30,8 @@ type Options struct {
 	Token    string `json:"token,omitempty"`
 	// PlainHTTP registries besides those on loopback.
 	PlainHTTP []string `json:"plainHttp,omitempty"`
+	// Objects is where images are fetched from, or published to.
+	Objects objects.Settings `json:"objects,omitzero"`
 }
 
 // OpenSource reads `registry:REF`, `oci-layout:DIR[:TAG]`, `docker-archive:FILE` or `archive:FILE[:TAG]`, which is a tar of a

@@ -1,4 +1,4 @@
-"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,accounts,payloads}, bare ASGI (wire/agent.py says what each is for).
+"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,accounts,payloads,blobs}, bare ASGI (wire/agent.py says what each is for).
 
 Each host has a rate of its own, in this replica: an agent that spins is told when to come again, and costs others nothing. Who shows no
 valid credential, and who enrols, share one rate each.
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
-from atoll.control import asgi
+from atoll.control import asgi, giving
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.enrollment import Enrollment
 from atoll.control.sessions import Sessions
@@ -23,6 +23,7 @@ from atoll.wire import agent as wire
 
 PREFIX: Final = "/agent/v1/"
 LAYERS: Final = "layers/"
+BLOBS: Final = "blobs/"
 _DIGITS_MAX: Final = 15
 
 
@@ -57,6 +58,8 @@ class Agents:
         call = str(scope["path"]).removeprefix(PREFIX)
         if scope["method"] == "PUT" and call.startswith(LAYERS):
             await self._layer(scope, receive, send, call.removeprefix(LAYERS))
+        elif scope["method"] == "GET" and call.startswith(BLOBS):
+            await self._blob(scope, send, call.removeprefix(BLOBS))
         else:
             await self._message(scope, receive, send, call)
 
@@ -96,6 +99,12 @@ class Agents:
             raise Refused(Code.INVALID_REQUEST, "a layer comes with its number of entries, to a control that asked for it")
         await self._sessions.captures.receive(host.id, wish_id, int(entries), receive)
         await asgi.answer(send, 204, b"")
+
+    async def _blob(self, scope: Scope, send: Send, digest: str) -> None:
+        await self._host(scope)
+        if self._sessions.captures is None:
+            raise Refused(Code.IMAGE_UNAVAILABLE, "this control keeps no images")
+        await giving.give(self._sessions.captures.store, digest, scope, send)
 
     async def _host(self, scope: Scope) -> Host:
         """Who calls. *Errors*: Refused UNAUTHENTICATED, CREDENTIAL_REVOKED; Unavailable RATE_LIMITED."""

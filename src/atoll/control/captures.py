@@ -54,7 +54,7 @@ class Captures:
     def __init__(self, *, hub: Hub, dice: Dice, store: Path) -> None:
         self._hub = hub
         self._dice = dice
-        self._store = store
+        self.store = store
         self._open: dict[str, _Open] = {}
         self._of_host: defaultdict[str, list[str]] = defaultdict(list)
 
@@ -96,12 +96,12 @@ class Captures:
         known = self._open.get(wish_id)
         if known is None or known.host_id != host_id or known.future.done():
             raise Refused(Code.INVALID_REQUEST, "nobody waits for this layer")
-        partial = self._store / "partial"
+        partial = self.store / "partial"
         path = partial / f"layer-{wish_id}"
         try:
             partial.mkdir(parents=True, exist_ok=True, mode=0o750)
             digest, size = await self._write(path, receive)
-            blobs = self._store / "blobs" / "sha256"
+            blobs = self.store / "blobs" / "sha256"
             blobs.mkdir(parents=True, exist_ok=True, mode=0o750)
             path.replace(blobs / digest)
         except ConnectionError:

@@ -29,6 +29,25 @@ def collect(store: Path, wanted: Iterable[str]) -> int:
     return freed
 
 
+def trim(store: Path, *, size_bytes_max: int) -> int:
+    """Remove the blobs that came first, and what killed runs left, until the rest fits; answers how many bytes went. Blocks.
+
+    Call it while nothing is fetched or unpacked. *Idempotency*: a second time finds nothing.
+    """
+    known = []
+    for place in ("partial", "quarantine", "blobs/sha256"):
+        for path in (store / place).iterdir() if (store / place).is_dir() else ():
+            info = path.lstat()
+            known.append((info.st_mtime, info.st_size, path))
+    total, freed = sum(size for _, size, _ in known), 0
+    for _, size, path in sorted(known):
+        if total - freed <= size_bytes_max:
+            break
+        path.unlink(missing_ok=True)
+        freed += size
+    return freed
+
+
 def _blobs_of(store: Path, digest: str) -> set[str]:
     """The names of an image's blobs, its manifest's too; empty for an image that is not of this store."""
     match = _DIGEST.fullmatch(digest)

@@ -1,4 +1,4 @@
-"""`atoll-io image`: the program that moves images' bytes, asked by control (pull) and by the host's driver (unpack).
+"""`atoll-io image`: the program that moves images' bytes, asked by control (pull) and by the host's driver (fetch, unpack).
 
 Theory of operation. One run is one child process; it says its progress in JSON lines, the last of which is `done` or `failed` with a
 stable code. Credentials go in by standard input, never by an argument. Whatever ends the wait ends the child, and what it had begun is
@@ -37,6 +37,14 @@ class Carrier:
         Unavailable INTERNAL when the program broke off. *Idempotency*: what is in the store is not fetched again.
         """
         return await self._run(["pull", "--source", source, "--options", "-"], json.dumps(dict(options or {})).encode(), told)
+
+    async def fetch(self, digest: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+        """Have an image of an object store in this store. `objects`: where that is, as `atoll-io` is told (docs/adr/0020).
+
+        *Errors* and *Idempotency*: as `pull`; what a run that was cut off has got is where the next one goes on.
+        """
+        given = json.dumps({"objects": dict(objects)}).encode()
+        return await self._run(["fetch", "--image", digest, "--options", "-"], given, lambda _line: None)
 
     async def unpack(self, digest: str, cache: Path, *, base: tuple[str, Path] | None = None) -> dict[str, Any]:
         """Have the image's root file system in the cache. `base`: digest and tree of the ready-made image that it stands on.

@@ -12,26 +12,43 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from atoll.images import assembling
+from atoll.images import assembling, blobs
 from atoll.images.cache import OWN, CachedImage, ImageCache
 from atoll.images.carrier import Carrier
 
 DOOMED: Final = ".doomed-"
 SIZE_MIB_MAX: Final = 50 * 1024
+BLOBS_MIB_MAX: Final = 10 * 1024
+"""Of blobs that were fetched: what images share is not fetched again, and trees need none of them any more."""
+
+Objects = Callable[[], Mapping[str, Any]]
+"""Where images are fetched from, as `Carrier.fetch` is told; it may hold a credential, so it is read each time."""
 
 
 class Unpacking:
     """One for each instance, shared by its drivers."""
 
-    def __init__(self, carrier: Carrier, directory: Path, *, size_mib_max: int = SIZE_MIB_MAX) -> None:
+    def __init__(
+        self,
+        carrier: Carrier,
+        directory: Path,
+        *,
+        size_mib_max: int = SIZE_MIB_MAX,
+        objects: Objects | None = None,
+        blobs_mib_max: int = BLOBS_MIB_MAX,
+    ) -> None:
+        """`objects`: where to fetch what the carrier's store has not; None: control itself fills that store."""
         self._carrier = carrier
+        self._objects = objects
+        self._blobs_bytes_max = blobs_mib_max << 20
         self.directory = directory
         self._size_bytes_max = size_mib_max << 20
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._fetching: dict[str, asyncio.Task[None]] = {}
         self._pins: Counter[str] = Counter()
 
     @contextlib.contextmanager
@@ -54,6 +71,23 @@ class Unpacking:
         """The ready-made image that an image stands on; None when it stands on none."""
         return assembling.base_of(self._carrier.store, digest)
 
+    async def have(self, digest: str) -> None:
+        """Have the image's blobs, where they are fetched from elsewhere. *Errors*: those of `Carrier.fetch`; Unavailable.
+
+        *Idempotency*: of many that want one image, one fetches it; blobs that are there are not fetched again.
+        """
+        if self._objects is None:
+            return
+        task = self._fetching.get(digest)
+        if task is None:
+            task = self._fetching[digest] = asyncio.create_task(self._fetch(digest, self._objects), name=f"fetch {digest}")
+            task.add_done_callback(lambda _task: self._fetching.pop(digest, None))
+        await asyncio.shield(task)
+
+    async def _fetch(self, digest: str, objects: Objects) -> None:
+        if not await asyncio.to_thread(assembling.is_whole, self._carrier.store, digest):
+            await self._carrier.fetch(digest, await asyncio.to_thread(objects))
+
     async def ensure(self, digest: str, *, base: tuple[str, Path] | None = None) -> None:
         """Have the image's tree. `base`: digest and tree of what `base_of` names.
 
@@ -71,7 +105,7 @@ class Unpacking:
 
     async def close(self) -> None:
         """End what runs; nothing half-made is left in use."""
-        tasks = list(self._running.values())
+        tasks = [*self._running.values(), *self._fetching.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -92,6 +126,9 @@ class Unpacking:
             await asyncio.to_thread(shutil.rmtree, doomed)
             total -= image.own_bytes
             removed.append(image.digest)
+        if self._objects is not None and not self._running and not self._fetching and len(self._pins) <= 1:
+            # Whoever has pinned an image may be between its blobs and its tree: but for the caller, nobody is.
+            blobs.trim(self._carrier.store, size_bytes_max=self._blobs_bytes_max)
         return removed
 
     def sweep(self) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
@@ -54,7 +54,7 @@ def drivers(place: Layout, config: HostConfig, *, host_id: str) -> dict[Isolatio
     mark = Mark(config.install_id, host_id)
     if config.driver is hosting.DriverName.FAKE:
         return _fake_drivers(place, mark)
-    return _oci_drivers(place, mark, subnet=config.subnet or 0)
+    return _oci_drivers(place, mark, config)
 
 
 def _fake_drivers(place: Layout, mark: Mark) -> dict[Isolation, Driver]:
@@ -72,7 +72,7 @@ def _fake_drivers(place: Layout, mark: Mark) -> dict[Isolation, Driver]:
     return {Isolation.GVISOR: FakeDriver(mark, machine=machine)}
 
 
-def _oci_drivers(place: Layout, mark: Mark, *, subnet: int) -> dict[Isolation, Driver]:
+def _oci_drivers(place: Layout, mark: Mark, config: HostConfig) -> dict[Isolation, Driver]:
     """GVisor by runsc, a shared kernel by crun or runc. They share one slot pool."""
     from atoll.domain.spec import Isolation
     from atoll.drivers.oci.build import oci_driver, slot_pool
@@ -80,9 +80,14 @@ def _oci_drivers(place: Layout, mark: Mark, *, subnet: int) -> dict[Isolation, D
     from atoll.images.carrier import Carrier
     from atoll.images.unpacking import Unpacking
 
-    pool = slot_pool(mark, subnet=subnet)
+    pool = slot_pool(mark, subnet=config.subnet or 0)
     binaries = bin_directory()
-    unpacking = Unpacking(Carrier(binaries / "atoll-io", place.blobs), place.images)
+    if config.joined:
+        carrier = Carrier(binaries / "atoll-io", place.fetched)
+        unpacking = Unpacking(carrier, place.images, objects=lambda: objects(place, config))
+    else:
+        # Control's own folder: its blobs are there.
+        unpacking = Unpacking(Carrier(binaries / "atoll-io", place.blobs), place.images)
 
     def of(kind: RuntimeKind) -> OciConfig:
         return OciConfig(
@@ -103,6 +108,19 @@ def _oci_drivers(place: Layout, mark: Mark, *, subnet: int) -> dict[Isolation, D
         Isolation.GVISOR: oci_driver(of(RuntimeKind.RUNSC), pool),
         Isolation.SHARED_KERNEL: oci_driver(of(RuntimeKind.CRUN), pool),
     }
+
+
+def objects(place: Layout, config: HostConfig) -> dict[str, Any]:
+    """Where a machine that joined has its images from: control, to which it shows its credential. Holds it: never to be logged."""
+    from atoll.agent.config import load_identity
+
+    known = load_identity(place.credential)
+    if known is None:
+        raise Refused(Code.IMAGE_ACCESS_DENIED, "this host has no credential, so control gives it no image")
+    settings: dict[str, Any] = {"urls": list(config.control), "credential": known.credential.reveal()}
+    if config.authority is not None:
+        settings["authority"] = str(config.authority)
+    return {"control": settings}
 
 
 def _found(name: str) -> Path:

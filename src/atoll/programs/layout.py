@@ -92,6 +92,11 @@ class Layout:
         return self.control / "images"
 
     @property
+    def fetched(self) -> Path:
+        """Blobs that the agent of a machine that joined has fetched from control."""
+        return self.agent / "blobs"
+
+    @property
     def images(self) -> Path:
         """Root file systems that the agent has made of blobs."""
         return self.agent / "images"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,52 @@ async def test_codes_of_the_program_are_ours(tmp_path: Path) -> None:
 async def test_a_program_that_breaks_off_is_no_answer(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="broke off with status 3: alas"):
         await program(tmp_path, "echo alas >&2; exit 3").unpack(ONE, tmp_path)
+
+
+class Fetcher(Maker):
+    """Fetches without any program, too; `images` is what it was asked for, with the place."""
+
+    __slots__ = ("images",)
+
+    def __init__(self, store: Path) -> None:
+        super().__init__()
+        object.__setattr__(self, "store", store)
+        object.__setattr__(self, "images", [])
+
+    async def fetch(self, digest: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+        self.images.append((digest, dict(objects)))
+        await self.gate.wait()
+        return {}
+
+
+async def test_of_many_that_want_an_image_one_fetches_it(tmp_path: Path) -> None:
+    fetcher = Fetcher(tmp_path / "blobs")
+    unpacking = Unpacking(fetcher, tmp_path / "own", objects=lambda: {"control": 1})
+    waiting = [asyncio.create_task(unpacking.have(ONE)) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    waiting[0].cancel()
+    fetcher.gate.set()
+    await asyncio.gather(*waiting[1:])
+    assert fetcher.images == [(ONE, {"control": 1})]
+
+
+async def test_beside_control_nothing_is_fetched(tmp_path: Path) -> None:
+    fetcher = Fetcher(tmp_path / "blobs")
+    await Unpacking(fetcher, tmp_path / "own").have(ONE)
+    assert fetcher.images == []
+
+
+async def test_fetched_blobs_go_oldest_first_and_only_when_nobody_needs_them(tmp_path: Path) -> None:
+    store = tmp_path / "blobs"
+    (store / "blobs" / "sha256").mkdir(parents=True)
+    for age, name in enumerate(("new", "old")):
+        path = store / "blobs" / "sha256" / name
+        path.write_bytes(b"x" * 700_000)
+        os.utime(path, (1000 - age, 1000 - age))
+    unpacking = Unpacking(Fetcher(store), tmp_path / "own", objects=dict, blobs_mib_max=1)
+    cache = ImageCache(tmp_path / "cache", tmp_path / "own")
+    with unpacking.pin(ONE), unpacking.pin(TWO):
+        await unpacking.collect(cache, set)
+    assert len(list((store / "blobs" / "sha256").iterdir())) == 2
+    await unpacking.collect(cache, set)
+    assert [path.name for path in (store / "blobs" / "sha256").iterdir()] == ["new"]

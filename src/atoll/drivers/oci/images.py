@@ -66,6 +66,7 @@ class Images:
     async def _made(self, spec: Spec, missing: Refused) -> CachedImage:
         assert self._unpacking is not None
         try:
+            await self._unpacking.have(spec.image)
             await self._unpacking.ensure(spec.image, base=await self._base(self._unpacking, spec.image))
         except Refused as error:
             if error.code in (Code.IMAGE_UNAVAILABLE, Code.INVALID_REQUEST):

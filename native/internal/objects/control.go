@@ -1,0 +1,125 @@
+package objects
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Reader is the part of a store that hosts need.
+type Reader interface {
+	Get(ctx context.Context, name Name, offset, length int64) (io.ReadCloser, error)
+}
+
+// ControlSettings say how a host reads what control keeps: at any of its replicas, over the connection that its agent trusts, too.
+type ControlSettings struct {
+	URLs       []string `json:"urls"`
+	Credential string   `json:"credential"`
+	// Authority is a file with who signs control's certificate, where the machine does not know it.
+	Authority string `json:"authority,omitempty"`
+}
+
+// Control reads blobs from control, as a host.
+type Control struct {
+	client   *http.Client
+	settings ControlSettings
+}
+
+// OpenControl talks to nobody yet. Errors: addresses in clear that lead off this machine, an authority that is none.
+func OpenControl(settings ControlSettings) (*Control, error) {
+	for _, text := range settings.URLs {
+		address, err := url.Parse(text)
+		if err != nil || !(address.Scheme == "https" || (address.Scheme == "http" && local(address.Hostname()))) {
+			return nil, fmt.Errorf("%.200q is no address of control: other machines are spoken to over TLS", text)
+		}
+	}
+	if len(settings.URLs) == 0 {
+		return nil, errors.New("no address of control is given")
+	}
+	carrier := transport()
+	if settings.Authority != "" {
+		content, err := os.ReadFile(settings.Authority)
+		if err != nil {
+			return nil, err
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(content) {
+			return nil, fmt.Errorf("%s has no certificate", settings.Authority)
+		}
+		carrier.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	}
+	// The credential is for control alone: wherever an answer leads to, it does not go there.
+	never := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &Control{&http.Client{Transport: carrier, CheckRedirect: never}, settings}, nil
+}
+
+func transport() *http.Transport {
+	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
+	return &http.Transport{
+		DialContext:           dialer.DialContext,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ResponseHeaderTimeout: 60 * time.Second,
+		MaxIdleConnsPerHost:   16,
+		IdleConnTimeout:       30 * time.Second,
+		DisableCompression:    true,
+	}
+}
+
+func local(host string) bool { return host == "localhost" || host == "127.0.0.1" || host == "::1" }
+
+// Get asks one replica after the other, until one has it.
+func (c *Control) Get(ctx context.Context, name Name, offset, length int64) (io.ReadCloser, error) {
+	if err := name.Check(); err != nil {
+		return nil, err
+	}
+	var said error
+	for _, address := range c.settings.URLs {
+		body, err := c.ask(ctx, address, name, offset, length)
+		if err == nil || errors.Is(err, ErrDenied) {
+			return body, err
+		}
+		said = err
+	}
+	return nil, said
+}
+
+func (c *Control) ask(ctx context.Context, address string, name Name, offset, length int64) (io.ReadCloser, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(address, "/")+"/agent/v1/blobs/"+name.Digest, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Authorization", "Bearer "+c.settings.Credential)
+	if offset > 0 || length >= 0 {
+		last := ""
+		if length >= 0 {
+			last = strconv.FormatInt(offset+length-1, 10)
+		}
+		request.Header.Set("Range", fmt.Sprintf("bytes=%d-%s", offset, last))
+	}
+	response, err := c.client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case response.StatusCode == http.StatusPartialContent, response.StatusCode == http.StatusOK && offset == 0:
+		return response.Body, nil
+	case response.StatusCode == http.StatusNotFound:
+		err = ErrMissing
+	case response.StatusCode == http.StatusUnauthorized, response.StatusCode == http.StatusForbidden:
+		err = ErrDenied
+	default:
+		err = fmt.Errorf("control answered %d", response.StatusCode)
+	}
+	response.Body.Close()
+	return nil, err
+}
