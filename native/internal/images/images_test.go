@@ -238,6 +238,33 @@ func TestCredentialsAndMirror(t *testing.T) {
 	}
 }
 
+func TestAMirrorIsNotShownTheRegistrysCredentials(t *testing.T) {
+	var shown []string
+	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		shown = append(shown, r.Header.Get("Authorization"))
+		if r.Header.Get("Authorization") == "" {
+			w.Header().Set("WWW-Authenticate", "Basic")
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer mirror.Close()
+	// The registry itself does not answer, and it is the mirror that this is about.
+	mirrors := map[string]string{"127.0.0.1:1": mirror.Listener.Addr().String()}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	from, err := OpenSource("registry:127.0.0.1:1/app:v1", Options{Mirrors: mirrors, Username: "ann", Password: "secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	platform, _ := ParsePlatform("")
+	if _, err := from.Resolve(ctx, platform); err == nil {
+		t.Fatal("an image came from nowhere")
+	}
+	if len(shown) == 0 || strings.Join(shown, "") != "" {
+		t.Errorf("the mirror was shown %q", shown)
+	}
+}
+
 func TestPlainHTTPStaysHere(t *testing.T) {
 	request := httptest.NewRequest(http.MethodGet, "http://192.168.1.9/v2/", nil)
 	if _, err := (&guarded{inner: http.DefaultTransport}).RoundTrip(request); err == nil || !strings.Contains(err.Error(), "plain HTTP") {

@@ -20,11 +20,15 @@ import (
 	"atoll.local/native/internal/version"
 )
 
-// hub is an image in an OCI registry. A mirror is asked first; what it does not have, the registry itself has.
+// hub is an image in an OCI registry. A mirror is asked first, without the registry's credentials, which are not for it; what it does not
+// have, the registry itself has.
 type hub struct {
 	places  []name.Reference
 	options []remote.Option
-	chosen  name.Reference
+	// own is the registry itself, and known is who asks there.
+	own    name.Reference
+	known  authn.Authenticator
+	chosen name.Reference
 }
 
 func openRegistry(text string, options Options) (*hub, error) {
@@ -32,7 +36,7 @@ func openRegistry(text string, options Options) (*hub, error) {
 	if err != nil {
 		return nil, failure(CodeInvalid, err, "%.200q is no reference of an image", text)
 	}
-	found := &hub{}
+	found := &hub{own: reference, known: options.authenticator()}
 	if mirror := options.Mirrors[reference.Context().RegistryStr()]; mirror != "" {
 		moved, err := mirrored(reference, mirror)
 		if err != nil {
@@ -44,7 +48,6 @@ func openRegistry(text string, options Options) (*hub, error) {
 	found.options = []remote.Option{
 		remote.WithTransport(&guarded{inner: newTransport(), plain: options.PlainHTTP}),
 		remote.WithUserAgent("atoll/" + version.Version),
-		remote.WithAuth(options.authenticator()),
 		remote.WithRetryBackoff(remote.Backoff{Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.2, Steps: 3}),
 	}
 	return found, nil
@@ -109,8 +112,12 @@ func loopback(host string) bool {
 
 func (r *hub) Close() error { return nil }
 
-func (r *hub) with(ctx context.Context, more ...remote.Option) []remote.Option {
-	return append(append(slices.Clone(r.options), remote.WithContext(ctx)), more...)
+func (r *hub) with(ctx context.Context, place name.Reference, more ...remote.Option) []remote.Option {
+	asks := authn.Anonymous
+	if place == r.own {
+		asks = r.known
+	}
+	return append(append(slices.Clone(r.options), remote.WithContext(ctx), remote.WithAuth(asks)), more...)
 }
 
 func (r *hub) Resolve(ctx context.Context, platform Platform) (*Image, error) {
@@ -127,7 +134,7 @@ func (r *hub) Resolve(ctx context.Context, platform Platform) (*Image, error) {
 
 func (r *hub) resolveAt(ctx context.Context, place name.Reference, platform Platform) (*Image, error) {
 	wanted := v1.Platform{OS: platform.OS, Architecture: platform.Architecture, Variant: platform.Variant}
-	descriptor, err := remote.Get(place, r.with(ctx, remote.WithPlatform(wanted))...)
+	descriptor, err := remote.Get(place, r.with(ctx, place, remote.WithPlatform(wanted))...)
 	if err != nil {
 		return nil, remoteFailure(err, place.String())
 	}
@@ -152,7 +159,7 @@ func (r *hub) resolveAt(ctx context.Context, place name.Reference, platform Plat
 		if !digestForm.MatchString(chosen.Digest) {
 			return nil, failure(CodeRefused, nil, "%.80q is no SHA-256 digest", chosen.Digest)
 		}
-		if descriptor, err = remote.Get(place.Context().Digest(chosen.Digest), r.with(ctx)...); err != nil {
+		if descriptor, err = remote.Get(place.Context().Digest(chosen.Digest), r.with(ctx, place)...); err != nil {
 			return nil, remoteFailure(err, place.String())
 		}
 	}
@@ -160,7 +167,7 @@ func (r *hub) resolveAt(ctx context.Context, place name.Reference, platform Plat
 }
 
 func (r *hub) Blob(ctx context.Context, blob Descriptor) (io.ReadCloser, error) {
-	layer, err := remote.Layer(r.chosen.Context().Digest(blob.Digest), r.with(ctx)...)
+	layer, err := remote.Layer(r.chosen.Context().Digest(blob.Digest), r.with(ctx, r.chosen)...)
 	if err != nil {
 		return nil, remoteFailure(err, blob.Digest)
 	}

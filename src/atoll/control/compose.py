@@ -95,6 +95,8 @@ class ControlSettings:
     """Where blobs of imported images and uploads are kept; None: nothing is imported."""
     image_program: Path | None = None
     """`atoll-io`."""
+    registries: Mapping[str, Any] = field(default_factory=dict)
+    """Mirrors, and who is spoken to in clear, as `atoll-io image pull` is told."""
     inside: Connect | None = None
     """How builds speak to the inside of their sandboxes; None: nothing is built."""
     workshop: Workshop | None = None
@@ -493,7 +495,7 @@ def _store(settings: ControlSettings, dice: Dice) -> Store:
 def _imports(settings: ControlSettings, *, store: Store, clock: Clock, dice: Dice) -> Imports:
     carrier = None
     if settings.images is not None and settings.image_program is not None:
-        carrier = Carrier(settings.image_program, settings.images)
+        carrier = Carrier(settings.image_program, settings.images, settings.registries)
     uploads = (settings.images or settings.secrets) / "uploads"
     return Imports(store=store, clock=clock, dice=dice, carrier=carrier, uploads=uploads)
 

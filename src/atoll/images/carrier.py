@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ class Carrier:
 
     program: Path
     store: Path
+    registries: Mapping[str, Any] = field(default_factory=dict)
+    """What the operator has said of registries: it holds for each pull, whoever asks for it."""
 
     async def pull(self, source: str, *, options: Mapping[str, Any] | None = None, told: Told = lambda _line: None) -> dict[str, Any]:
         """Have an image's blobs in the store, each checked; answers its record.
@@ -36,7 +38,9 @@ class Carrier:
         *Errors*: Refused IMAGE_UNAVAILABLE, IMAGE_ACCESS_DENIED, IMAGE_CORRUPT, IMAGE_REFUSED, HOST_DISK_FULL, INVALID_REQUEST;
         Unavailable INTERNAL when the program broke off. *Idempotency*: what is in the store is not fetched again.
         """
-        return await self._run(["pull", "--source", source, "--options", "-"], json.dumps(dict(options or {})).encode(), told)
+        return await self._run(
+            ["pull", "--source", source, "--options", "-"], json.dumps({**(options or {}), **self.registries}).encode(), told
+        )
 
     async def fetch(self, digest: str, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Have an image of an object store in this store. `objects`: where that is, as `atoll-io` is told (docs/adr/0020).

@@ -1,4 +1,4 @@
-"""`control.toml`: what the operator decides about control's process: where hosts of other machines reach it, and how they join.
+"""`control.toml`: what the operator decides about control's process: where hosts of other machines reach it, and how they join; and from where images are pulled.
 
 Optional, and never written by `up`: without it control answers on loopback only. `atoll control listen` writes it, or an operator does.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,23 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
+class Registries:
+    """How images are pulled."""
+
+    mirrors: Mapping[str, str] = field(default_factory=dict)
+    """By a registry's name (Docker's own is `index.docker.io`): `HOST[:PORT][/PREFIX]`, which is asked first, without credentials."""
+    plain_http: tuple[str, ...] = ()
+    """`HOST:PORT` of registries and mirrors besides those on this machine that are spoken to in clear."""
+
+    def options(self) -> dict[str, Any]:
+        """As `atoll-io image pull` is told."""
+        return {"mirrors": dict(self.mirrors), "plainHttp": list(self.plain_http)}
+
+
+NO_REGISTRIES: Final = Registries()
+
+
+@dataclass(frozen=True, slots=True)
 class ControlConfig:
     """The file, or what holds without it."""
 
@@ -40,13 +57,14 @@ class ControlConfig:
     """Where agents dial, every replica."""
     region: str = "local"
     auto_activate: bool = True
+    registries: Registries = NO_REGISTRIES
 
 
 def load(place: Layout) -> ControlConfig:
     """*Errors*: Refused SETUP_FAILED when the file is broken."""
     try:
         raw = tomllib.loads(place.control_config.read_text())
-        return _of(place, raw.get("agents", {}))
+        return _of(place, raw.get("agents", {}), _registries(raw.get("images", {})))
     except FileNotFoundError:
         return ControlConfig()
     except (OSError, KeyError, ValueError, TypeError, AttributeError, tomllib.TOMLDecodeError) as error:
@@ -57,7 +75,7 @@ def load(place: Layout) -> ControlConfig:
         ) from error
 
 
-def _of(place: Layout, raw: Mapping[str, Any]) -> ControlConfig:
+def _of(place: Layout, raw: Mapping[str, Any], registries: Registries) -> ControlConfig:
     unknown = set(raw) - {"listen", "certificate", "key", "authority", "urls", "region", "auto_activate"}
     if unknown:
         raise ValueError(f"[agents] has no {', '.join(sorted(unknown))}")
@@ -77,6 +95,16 @@ def _of(place: Layout, raw: Mapping[str, Any]) -> ControlConfig:
         tuple(str(url).rstrip("/") for url in raw.get("urls", [])),
         str(raw.get("region", "local")),
         bool(raw.get("auto_activate", True)),
+        registries,
+    )
+
+
+def _registries(raw: Mapping[str, Any]) -> Registries:
+    unknown = set(raw) - {"mirrors", "plain_http"}
+    if unknown:
+        raise ValueError(f"[images] has no {', '.join(sorted(unknown))}")
+    return Registries(
+        {str(name): str(place) for name, place in raw.get("mirrors", {}).items()}, tuple(str(one) for one in raw.get("plain_http", []))
     )
 
 
@@ -114,6 +142,15 @@ def save(place: Layout, config: ControlConfig) -> None:
         "# Whether a host takes sandboxes as soon as it has enrolled, or when an operator activates it.",
         f"auto_activate = {'true' if config.auto_activate else 'false'}",
     ]
+    if config.registries != NO_REGISTRIES:
+        lines += [
+            "[images]",
+            "# Registries that are spoken to in clear, besides those on this machine.",
+            f"plain_http = {json.dumps(list(config.registries.plain_http))}",
+            "# Who is asked first in place of a registry; Docker's own is index.docker.io.",
+            "[images.mirrors]",
+            *(f"{json.dumps(name)} = {json.dumps(to)}" for name, to in sorted(config.registries.mirrors.items())),
+        ]
     write_whole(place.control_config, "\n".join(lines) + "\n", mode=0o644)
 
 

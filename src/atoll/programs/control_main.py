@@ -90,6 +90,7 @@ def settings(place: Layout, config: instance.Config, entry: Door, *, stepped_s: 
         version=version("atoll"),
         images=place.blobs,
         image_program=bin_directory() / "atoll-io",
+        registries=decided.registries.options(),
         inside=_inside(f"http://127.0.0.1:{config.port}"),
         bootstrap=place.bootstrap,
         boot_id=boot_id(),

@@ -49,7 +49,8 @@ def listen(place: Layout, wanted: Wanted) -> dict[str, Any]:
     with exclusive(place.home):
         listener = _yours(wanted, host, port) if wanted.certificate is not None else _made(place, config, host, port, names)
         urls = tuple(check_url(url) for url in wanted.urls) or tuple(f"https://{_in_url(name)}:{port}" for name in names[:1])
-        control_config.save(place, ControlConfig(listener, urls, wanted.region, wanted.auto_activate))
+        registries = control_config.load(place).registries
+        control_config.save(place, ControlConfig(listener, urls, wanted.region, wanted.auto_activate, registries))
     return {
         "listen": f"{_in_url(host)}:{port}",
         "urls": list(urls),

@@ -154,6 +154,13 @@ async def test_credentials_go_in_by_standard_input(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "program.given").read_text()) == {"password": "secret"}
 
 
+async def test_the_operators_mirrors_hold_for_each_pull(tmp_path: Path) -> None:
+    made = program(tmp_path, 'cat > "$0.given"; echo \'{"event":"done","image":{}}\'')
+    carrier = Carrier(made.program, made.store, {"mirrors": {"a": "b"}})
+    await carrier.pull("registry:x", options={"password": "secret", "mirrors": {"a": "evil"}})
+    assert json.loads((tmp_path / "program.given").read_text()) == {"password": "secret", "mirrors": {"a": "b"}}
+
+
 async def test_codes_of_the_program_are_ours(tmp_path: Path) -> None:
     carrier = program(tmp_path, 'echo \'{"event":"failed","code":"IMAGE_CORRUPT","message":"bad"}\'; exit 1')
     with pytest.raises(Refused) as caught:

@@ -24,8 +24,9 @@ def test_without_a_file_it_answers_here_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("inside", [True, False])
 def test_it_is_read_as_it_was_written(tmp_path: Path, host: str, inside: bool) -> None:
     place, base = Layout(tmp_path), tmp_path if inside else Path("/etc/atoll")
+    mirrored = control_config.Registries({"index.docker.io": "mirror.lan:5000/hub"}, ("mirror.lan:5000",))
     config = ControlConfig(
-        Listener(host, 3443, base / "tls.crt", base / "tls.key", base / "ca.pem"), ("https://a:1", "https://b:2"), "attic", False
+        Listener(host, 3443, base / "tls.crt", base / "tls.key", base / "ca.pem"), ("https://a:1", "https://b:2"), "attic", False, mirrored
     )
     control_config.save(place, config)
     assert control_config.load(place) == config
