@@ -61,10 +61,8 @@ REST: Final = (
     # Real runtimes: one at a time, or they would measure each other.
     _tests("conformance", "tests/conformance", again=True),
     _tests("e2e", "tests/e2e", again=True),
-    # Each file has instances of its own, and waits more than it computes.
-    _tests("instance", "tests/instance", workers="3", again=True),
-    # Machines of their own, which wait more than they compute.
-    _tests("hosts", "tests/hosts", workers="2", again=True),
+    # Each file has instances, or machines, of its own, and waits more than it computes.
+    _tests("instance", "tests/hosts", "tests/instance", workers="4", again=True),
     _tests("regressions", "tests/regressions"),
 )
 GROUPS: Final = {"check": CHECK, "test": (*CHECK, *REST), "long": (*CHECK, *REST)}
