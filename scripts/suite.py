@@ -61,6 +61,7 @@ REST: Final = (
     # Real runtimes: one at a time, or they would measure each other.
     _tests("conformance", "tests/conformance", again=True),
     _tests("e2e", "tests/e2e", again=True),
+    _tests("templates", "tests/templates", again=True),
     # Each file has instances, or machines, of its own, and waits more than it computes.
     _tests("instance", "tests/hosts", "tests/instance", workers="4", again=True),
     _tests("regressions", "tests/regressions"),

@@ -86,6 +86,18 @@ def test_steps_make_a_template(product: Product, name: str, make: Make, tmp_path
     assert said("sudo id -u") == "0\n", "what the base template allows is allowed still"
 
 
+def test_renamed_files_are_in_the_template_by_their_last_names(name: str, make: Make) -> None:
+    # As compilers and installers write: beside the place first. All old names are then one device with several names.
+    template = (
+        Template()
+        .from_template("base")
+        .run_cmd("mkdir d && cd d && for n in a b c; do echo $n >$n.part && mv $n.part $n; done")
+        .run_cmd("cd d && mv a x && mv b y && rm c")
+    )
+    build(template, name)
+    assert make(name).commands.run("cd d && ls -A && cat x y").stdout == "x\ny\na\nb\n"
+
+
 def test_only_changed_steps_run_again(product: Product, name: str, make: Make, tmp_path: Path) -> None:
     def of(word: str) -> object:
         (tmp_path / "file").write_text(word)

@@ -60,6 +60,8 @@ type packer struct {
 	size    int64
 	max     int64
 	entries int64
+	// gone are the names, in this layer, of files that are there no more.
+	gone map[string]bool
 }
 
 func newPacker(ctx context.Context, target string, bytesMax int64) (*packer, error) {
@@ -67,7 +69,7 @@ func newPacker(ctx context.Context, target string, bytesMax int64) (*packer, err
 	if err != nil {
 		return nil, err
 	}
-	p := &packer{ctx: ctx, file: file, sum: sha256.New(), max: bytesMax}
+	p := &packer{ctx: ctx, file: file, sum: sha256.New(), max: bytesMax, gone: make(map[string]bool)}
 	p.buffer = bufio.NewWriterSize(io.MultiWriter(file, p.sum), bufferBytes)
 	p.tar = tar.NewWriter(p)
 	return p, nil
@@ -127,9 +129,7 @@ func (p *packer) add(header *tar.Header, content io.Reader) error {
 		if header.Devmajor != 0 || header.Devminor != 0 {
 			return nil
 		}
-		return p.emit(&tar.Header{
-			Typeflag: tar.TypeReg, Name: path.Join(path.Dir(name), whiteoutPrefix+path.Base(name)), Mode: 0o644, Format: tar.FormatPAX,
-		}, nil)
+		return p.remove(name)
 	case tar.TypeDir:
 		if name != "." {
 			out.Name += "/"
@@ -145,11 +145,23 @@ func (p *packer) add(header *tar.Header, content io.Reader) error {
 		if isLeftOut(out.Linkname) {
 			return nil
 		}
+		// One device stands for all that is gone: gVisor, like the kernel, makes the others as further names of it.
+		if p.gone[out.Linkname] {
+			return p.remove(name)
+		}
 		return p.emit(out, nil)
 	case tar.TypeReg, tar.TypeSymlink, tar.TypeFifo:
 		return p.emit(out, content)
 	}
 	return nil // sockets and devices are not files that a sandbox could begin with
+}
+
+// remove says that a name is gone.
+func (p *packer) remove(name string) error {
+	p.gone[name] = true
+	return p.emit(&tar.Header{
+		Typeflag: tar.TypeReg, Name: path.Join(path.Dir(name), whiteoutPrefix+path.Base(name)), Mode: 0o644, Format: tar.FormatPAX,
+	}, nil)
 }
 
 func (p *packer) emit(header *tar.Header, content io.Reader) error {

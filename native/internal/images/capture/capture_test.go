@@ -224,6 +224,8 @@ func TestWhatGVisorHandsOutBecomesALayer(t *testing.T) {
 		&tar.Header{Typeflag: tar.TypeLink, Name: "./new/same", Linkname: "./new/file"},
 		&tar.Header{Typeflag: tar.TypeSymlink, Name: "./new/link", Linkname: "../etc"},
 		&tar.Header{Typeflag: tar.TypeChar, Name: "./gone"},
+		// What a rename leaves: every name but the first that is gone is a link to it.
+		&tar.Header{Typeflag: tar.TypeLink, Name: "./new/gone-too", Linkname: "./gone"},
 		&tar.Header{Typeflag: tar.TypeChar, Name: "./device", Devmajor: 1, Devminor: 3},
 		&tar.Header{Typeflag: tar.TypeDir, Name: "./run/", Mode: 0o755},
 		&tar.Header{Typeflag: tar.TypeReg, Name: "./etc/hosts", Mode: 0o644, Size: 1},
@@ -234,14 +236,14 @@ func TestWhatGVisorHandsOutBecomesALayer(t *testing.T) {
 	found := names(t, target)
 	for name, kind := range map[string]byte{
 		"./": tar.TypeDir, "new/": tar.TypeDir, "new/.wh..wh..opq": tar.TypeReg, "new/file": tar.TypeReg, "new/same": tar.TypeLink,
-		"new/link": tar.TypeSymlink, ".wh.gone": tar.TypeReg,
+		"new/link": tar.TypeSymlink, ".wh.gone": tar.TypeReg, "new/.wh.gone-too": tar.TypeReg,
 	} {
 		if found[name] == nil || found[name].Typeflag != kind {
 			t.Errorf("%s is %v", name, found[name])
 		}
 		delete(found, name)
 	}
-	if len(found) > 0 || packed.Entries != 6 {
+	if len(found) > 0 || packed.Entries != 7 {
 		t.Errorf("the layer also has %v, %d entries", found, packed.Entries)
 	}
 }
