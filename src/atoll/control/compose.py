@@ -25,6 +25,7 @@ from atoll.control.api import archives, uploads
 from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
 from atoll.control.asgi import Receive, Scope, Send
+from atoll.control.builds.amazon import Amazon
 from atoll.control.builds.builds import BUILD_S, Builds
 from atoll.control.builds.port import Workshop
 from atoll.control.builds.workshop import Connect, SandboxWorkshop
@@ -352,7 +353,7 @@ class Control:
     def _builds(self, store: Store, *, orders: Orders, templates: Templates, sandboxes: Sandboxes) -> Builds:
         settings, workshop = self.settings, self.settings.workshop
         if workshop is None and settings.inside is not None and self.captures is not None and self.imports.carrier is not None:
-            workshop = SandboxWorkshop(sandboxes, self.imports, self.captures, settings.inside, BUILD_S)
+            workshop = SandboxWorkshop(sandboxes, self.imports, self.captures, settings.inside, BUILD_S, Amazon(self._clock))
         return Builds(
             store=store,
             clock=self._clock,

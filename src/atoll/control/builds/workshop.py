@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from atoll.base.errors import AtollError, Code, Refused
+from atoll.control.builds.amazon import KEYS, Amazon
 from atoll.control.builds.port import Bench, Ended, Layer, Pulled, Told
 from atoll.control.captures import Captures
 from atoll.control.imports import IMPORT_S, Imports
@@ -72,10 +73,13 @@ class SandboxWorkshop:
     captures: Captures
     connect: Connect
     step_s: float
+    amazon: Amazon
 
     async def pull(self, source: str, credentials: Mapping[str, str], told: Told) -> Pulled:
         """See Workshop."""
         assert self.imports.carrier is not None
+        if KEYS[0] in credentials:
+            credentials = await self.amazon.login(credentials)
         async with self.imports.room, asyncio.timeout(IMPORT_S):
             record = await self.imports.carrier.pull(
                 source,
