@@ -149,6 +149,40 @@ def test_a_cut_or_a_kill_in_a_layer_is_gone_on_with(joining: Rig, machine: Machi
     assert not partial.exists()
 
 
+def test_a_control_that_is_killed_in_a_layer_is_waited_for(joining: Rig, machine: Machine) -> None:
+    """One run sees control go and come back, and goes on with the layer."""
+    digest, (only,) = image(joining, layer(big=os.urandom(BIG)))
+    partial = blob(machine, only, "partial").with_name(f"fetch-{only.removeprefix('sha256:')}")
+    rules = "add table inet slow; add chain inet slow input { type filter hook input priority -400; };"
+    machine._nft(f"{rules} add rule inet slow input iifname eth0 limit rate over 8 mbytes/second burst 1 mbytes drop")
+    words = machine.command(sys.executable, "-P", "-c", WORK, digest)
+    with subprocess.Popen(words, env=machine.environment(), stdout=subprocess.PIPE, text=True) as process:
+        until(lambda: partial.exists() and partial.stat().st_size > 1 << 20, within_s=30, what=joining.last_words)
+        joining.replicas[0].program.kill()
+        machine._nft("delete table inet slow")
+        assert process.poll() is None
+        joining.replicas[0].start()
+        assert process.stdout is not None
+        assert json.loads(process.stdout.read()) == {"code": None}
+    until(joining.replicas[0].well, within_s=30, what=joining.last_words)
+    assert blob(machine, only).stat().st_size > BIG
+
+
+def test_a_disk_that_gets_full_in_a_layer_is_named_and_nothing_stays(joining: Rig, machine: Machine) -> None:
+    digest, (only,) = image(joining, layer(big=os.urandom(BIG)))
+    blobs = machine.home / "agent" / "blobs"
+    blobs.mkdir(exist_ok=True)
+    machine.inside("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", blobs)
+    try:
+        assert fetch(machine, digest) == "HOST_DISK_FULL"
+        left = [Path(name).name for name in machine.inside("find", blobs, "-type", "f", "-size", "+1k").stdout.split()]
+        assert left == [], "a layer that does not fit leaves nothing of it"
+    finally:
+        machine.inside("umount", blobs)
+    assert fetch(machine, digest) is None
+    assert blob(machine, only).exists()
+
+
 def test_blobs_are_given_to_hosts_alone(joining: Rig, machine: Machine) -> None:
     digest, _ = image(joining, layer(file=b"x"))
     credential = json.loads((machine.home / "agent" / "credential").read_text())["credential"]

@@ -10,12 +10,16 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"atoll.local/native/internal/objects"
 )
 
-// attempts to go on with one blob; those that bring something more do not count.
-const attempts = 4
+// attempts to go on with one blob, those that bring something more not counted; between them is a pause that doubles from the first one
+// on. All together outlive a restart of control.
+const attempts = 7
+
+var firstPause = 200 * time.Millisecond
 
 // Fetch has an image of an object store in this store: its manifest by the digest that the caller knows, and what that names.
 //
@@ -126,6 +130,11 @@ func (s *Store) complete(ctx context.Context, file *os.File, from objects.Reader
 			tried = 1
 		}
 		if ctx.Err() != nil || tried >= attempts || CodeOf(err) != CodeUnavailable || errors.Is(err, objects.ErrMissing) {
+			return err
+		}
+		select {
+		case <-time.After(firstPause << (tried - 1)):
+		case <-ctx.Done():
 			return err
 		}
 	}

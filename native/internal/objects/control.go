@@ -33,7 +33,11 @@ type ControlSettings struct {
 type Control struct {
 	client   *http.Client
 	settings ControlSettings
+	// quiet is how long nothing may come.
+	quiet time.Duration
 }
+
+const quietMax = 30 * time.Second
 
 // OpenControl talks to nobody yet. Errors: addresses in clear that lead off this machine, an authority that is none.
 func OpenControl(settings ControlSettings) (*Control, error) {
@@ -60,7 +64,7 @@ func OpenControl(settings ControlSettings) (*Control, error) {
 	}
 	// The credential is for control alone: wherever an answer leads to, it does not go there.
 	never := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Control{&http.Client{Transport: carrier, CheckRedirect: never}, settings}, nil
+	return &Control{&http.Client{Transport: carrier, CheckRedirect: never}, settings, quietMax}, nil
 }
 
 func transport() *http.Transport {
@@ -94,6 +98,40 @@ func (c *Control) Get(ctx context.Context, name Name, offset, length int64) (io.
 }
 
 func (c *Control) ask(ctx context.Context, address string, name Name, offset, length int64) (io.ReadCloser, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	quiet := time.AfterFunc(c.quiet, func() { cancel(errQuiet) })
+	body, err := c.answer(ctx, address, name, offset, length)
+	if err != nil {
+		quiet.Stop()
+		cancel(nil)
+		return nil, err
+	}
+	return &lively{body, quiet, c.quiet, cancel}, nil
+}
+
+var errQuiet = errors.New("nothing came for too long")
+
+// lively gives a connection up on which nothing comes any more: of a network that was cut nobody is told.
+type lively struct {
+	io.ReadCloser
+	timer  *time.Timer
+	quiet  time.Duration
+	cancel context.CancelCauseFunc
+}
+
+func (l *lively) Read(p []byte) (int, error) {
+	n, err := l.ReadCloser.Read(p)
+	l.timer.Reset(l.quiet)
+	return n, err
+}
+
+func (l *lively) Close() error {
+	l.timer.Stop()
+	l.cancel(nil)
+	return l.ReadCloser.Close()
+}
+
+func (c *Control) answer(ctx context.Context, address string, name Name, offset, length int64) (io.ReadCloser, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(address, "/")+"/agent/v1/blobs/"+name.Digest, nil)
 	if err != nil {
 		return nil, err

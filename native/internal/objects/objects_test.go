@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 )
 
 func digestOf(text string) string {
@@ -56,6 +57,30 @@ func TestAFolderKeepsWhatItsNameSaysAndNothingElse(t *testing.T) {
 	}
 	if err := folder.Put(ctx, Blob("sha256:../../etc"), 0, strings.NewReader("")); !errors.Is(err, ErrName) {
 		t.Fatal(err)
+	}
+}
+
+func TestAConnectionOnWhichNothingComesIsGivenUp(t *testing.T) {
+	release := make(chan struct{})
+	silent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "con")
+		w.(http.Flusher).Flush()
+		<-release
+	}))
+	defer silent.Close()
+	defer close(release)
+	control, err := OpenControl(ControlSettings{URLs: []string{silent.URL}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	control.quiet = 50 * time.Millisecond
+	body, err := control.Get(t.Context(), Blob(digestOf("content")), 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	if read, err := io.ReadAll(body); err == nil || string(read) != "con" {
+		t.Fatalf("read %q, %v", read, err)
 	}
 }
 
