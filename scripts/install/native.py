@@ -1,4 +1,5 @@
-"""The Go toolchain and what it builds: atoll-guest and atoll-io from native/, runsc from the module pinned in native/runsc."""
+"""The Go toolchain and what it builds: atoll-guest and atoll-io from native/, runsc from the module
+pinned in native/runsc, atoll-registry from native/registry."""
 
 from __future__ import annotations
 
@@ -76,9 +77,23 @@ def ensure_programs(reporter: Reporter) -> str:
     return f"built {' and '.join(PROGRAMS)}"
 
 
+def ensure_registry(reporter: Reporter) -> str:
+    """Have build/bin/atoll-registry of the current sources and the pinned engine."""
+    module = NATIVE / "registry"
+    sources = stamps.files_below(module, wanted=lambda path: not path.name.endswith("_test.go"))
+    digest = stamps.digest_of_files(module, sources, extra=_text(_go_version(GO)))
+    stamp = BUILD / "stamps" / "registry"
+    if stamps.is_current(stamp, digest, BIN / "atoll-registry"):
+        return "have atoll-registry"
+    with COMPILER:
+        _build(reporter, "atoll-registry", package=".", module=module, flags=[])
+    stamps.write(stamp, digest)
+    return "built atoll-registry"
+
+
 def _is_source(path: Path) -> bool:
     parts = path.relative_to(NATIVE).parts
-    return parts[0] != "runsc" and "testdata" not in parts and not path.name.endswith("_test.go") and not path.name.startswith(".")
+    return parts[0] not in {"runsc", "registry"} and "testdata" not in parts and not path.name.endswith("_test.go") and not path.name.startswith(".")
 
 
 def ensure_runsc(reporter: Reporter) -> str:

@@ -31,6 +31,7 @@ def steps_for(purpose: str) -> tuple[Step, ...]:
         Step("go", "Go toolchain", native.ensure_go, after=("packages",)),
         Step("programs", "guest and traffic programs", native.ensure_programs, after=("go",)),
         Step("runsc", "runsc", native.ensure_runsc, after=("go",)),
+        Step("registry", "registry", native.ensure_registry, after=("go",)),
     )
     if purpose == "run":
         return common

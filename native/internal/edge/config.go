@@ -19,6 +19,7 @@ type Config struct {
 	TokenFile string `json:"token_file"` // holds the bearer token for control; read again whenever it is needed anew
 	Domain    string `json:"domain"`     // sandboxes are {port}-{id}.{domain}; a port in it is ignored
 	EdgeID    string `json:"edge_id"`
+	Registry  string `json:"registry"` // socket of the registry of images; empty: there is none
 	Limits    Limits `json:"limits"`
 }
 

@@ -27,6 +27,7 @@ type Edge struct {
 	asker    *asker
 	locator  *locator
 	api      *api
+	registry *api // nil where there is none
 	draining atomic.Bool
 }
 
@@ -50,6 +51,9 @@ func New(config Config, log *slog.Logger) (*Edge, error) {
 		table:   newTable(options),
 		control: newControlClient(config.Control, config.TokenFile, config.EdgeID),
 		api:     newAPI(base, config.Limits),
+	}
+	if config.Registry != "" {
+		e.registry = newRegistry(config.Registry, config.Limits)
 	}
 	e.asker = newAsker(e.table, e.control, e.metrics, config.Limits)
 	e.locator = newLocator(e.control)
@@ -81,6 +85,10 @@ func (e *Edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.metrics.refused(http.StatusBadRequest)
 		sandboxError{Message: t.complaint, Code: http.StatusBadRequest}.write(w, r)
 	default:
+		if e.registry != nil && forRegistry(r.URL.EscapedPath()) {
+			e.serveRegistry(w, r)
+			return
+		}
 		e.serveAPI(w, r)
 	}
 }

@@ -21,7 +21,7 @@ from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import AtollError, Bug, Code
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.control import agents, bootstrap, routes, wellknown
-from atoll.control.api import archives, uploads
+from atoll.control.api import archives, registry, uploads
 from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
 from atoll.control.asgi import Receive, Scope, Send
@@ -71,6 +71,7 @@ from atoll.store.sealing import Sealer
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 from atoll.telemetry.otlp import Export
+from atoll.wire.registry import signing_key
 
 LOG = get_logger()
 
@@ -394,6 +395,7 @@ class Control:
                 extra=[
                     *self.hot,
                     (uploads.PREFIX, self.uploads),
+                    (registry.PREFIX, self._registry_tokens()),
                     (archives.PREFIX, archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex())),
                 ],
             )
@@ -414,6 +416,10 @@ class Control:
         kept = retention.Kept(settings.records_kept_s, settings.audit_kept_s, settings.alerts_kept_s, settings.events_kept_s)
         self._spawn(retention.run(reconciler.store, self._clock, kept))
         self._started = True
+
+    def _registry_tokens(self) -> registry.RegistryTokens:
+        key = signing_key(_key(self.settings.secrets / "token.key"))
+        return registry.RegistryTokens(self.service, key, self._clock, new_id=lambda: self._dice(16).hex())
 
     def _well_known(self) -> WellKnown:
         settings = self.settings

@@ -1,4 +1,4 @@
-"""What the supervisor keeps alive: the command, user, environment and readiness of control, agent and edge."""
+"""What the supervisor keeps alive: the command, user, environment and readiness of control, agent, edge and registry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ChildSpec:
 
 
 def specs(layout: Layout, user: Account | None) -> list[ChildSpec]:
-    """The three programs of an instance, in the order in which they start. `user` None: everything runs as the caller."""
+    """The programs of an instance, in the order in which they start. `user` None: everything runs as the caller."""
     base = _environment(layout)
     code, shown_to = repository(), layout.run / "code"
     hidden = user is not None and (closed_on_the_way(code, user) is not None)
@@ -42,10 +42,12 @@ def specs(layout: Layout, user: Account | None) -> list[ChildSpec]:
     python_environment = {**base, "MALLOC_ARENA_MAX": "2"}
     control_environment = {**python_environment, "PYTHONPATH": str(seen / "src")} if hidden else python_environment
     edge = _seen_from(bin_directory() / "atoll-io", code, seen)
+    registry = _seen_from(bin_directory() / "atoll-registry", code, seen)
     return [
         ChildSpec(PROCESSES[0], (str(interpreter), "-P", "-m", "atoll.programs.control_main"), as_user, show, control_environment),
         ChildSpec(PROCESSES[1], (sys.executable, "-P", "-m", "atoll.programs.agent_main"), None, None, python_environment, grace_s=20.0),
         ChildSpec(PROCESSES[2], (str(edge), "edge", "--config", str(layout.edge_config)), as_user, show, base),
+        ChildSpec(PROCESSES[3], (str(registry), "--config", str(layout.registry_config)), as_user, show, {**base, "OTEL_TRACES_EXPORTER": "none"}),
     ]
 
 
@@ -70,7 +72,7 @@ def fingerprint() -> str:
     whole = hashlib.sha256()
     code = Path(__file__).resolve().parents[1]
     files = sorted(path for path in code.rglob("*") if path.suffix in {".py", ".json", ".sql", ".mako", ".ini"})
-    binaries = [bin_directory() / name for name in ("atoll-io", "atoll-guest", "runsc")]
+    binaries = [bin_directory() / name for name in ("atoll-io", "atoll-guest", "atoll-registry", "runsc")]
     for path in [*files, *binaries]:
         try:
             info = path.stat()

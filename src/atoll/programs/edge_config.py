@@ -21,6 +21,7 @@ def write(layout: Layout, config: Config, user: Account) -> None:
         "token_file": str(layout.secrets / EDGE_TOKEN),
         "domain": config.domain,
         "edge_id": EDGE_ID,
+        "registry": str(layout.registry_socket),
     }
     same = read_json(layout.edge_config) == content and layout.edge_config.stat().st_gid == user.gid
     if not same:

@@ -15,7 +15,7 @@ from atoll.client.target import CONFIG_FILE, OPERATOR_KEY_FILE, home_directory
 CACHE_DEFAULT: Final = Path("/var/cache/atoll")
 USER: Final = "atoll"
 """The system user of control and edge."""
-PROCESSES: Final = ("control", "agent", "edge")
+PROCESSES: Final = ("control", "agent", "edge", "registry")
 """In the order in which they start; they end in the opposite one, control last."""
 
 
@@ -100,6 +100,20 @@ class Layout:
     def images(self) -> Path:
         """Root file systems that the agent has made of blobs."""
         return self.agent / "images"
+
+    @property
+    def registry(self) -> Path:
+        """What the registry has: the engine's files, its configuration, its socket."""
+        return self.home / "registry"
+
+    @property
+    def registry_config(self) -> Path:
+        return self.registry / "registry.json"
+
+    @property
+    def registry_socket(self) -> Path:
+        """Where edge and operator reach the registry; nobody else can."""
+        return self.registry / "registry.sock"
 
     @property
     def sandboxes(self) -> Path:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from atoll.programs import identity
@@ -73,7 +76,43 @@ def _agent(layout: Layout, _config: Config) -> tuple[str | None, str]:
     return version, str(record.get("problem") or "")
 
 
-_ASK: Final = {"control": _control, "edge": _edge, "agent": _agent}
+def _registry(layout: Layout, _config: Config) -> tuple[str | None, str]:
+    status, body = over_socket(layout.registry_socket, "GET", "/-/health")
+    if status == 0:
+        return None, f"does not answer: {body}"
+    return _own_version(), "" if status == 200 else f"/-/health answers {status}"
+
+
+_ASK: Final = {"control": _control, "edge": _edge, "agent": _agent, "registry": _registry}
+
+
+class _Unix(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        # However deep the directory: the kernel takes 107 bytes.
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+        finally:
+            os.close(folder)
+
+
+def over_socket(path: Path, method: str, target: str, *, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+    """One request to a program that listens on a socket of this machine; status 0 and why when it does not answer."""
+    connection = _Unix(path, timeout_s)
+    try:
+        connection.request(method, target, headers={"Connection": "close"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return 0, str(error) or type(error).__name__
+    finally:
+        connection.close()
 
 
 def _get(port: int, path: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The supervisor: one detached process per instance that starts control, agent and edge, in that order, and restarts what dies.
+"""The supervisor: one detached process per instance that starts control, agent, edge and registry, in that order, and restarts what dies.
 
 Theory of operation. A child is watched through a pidfd, which works alike for a process that this supervisor started and for one that an
 earlier supervisor left behind: children are in sessions of their own and write their logs themselves, so the supervisor's death does not
@@ -34,7 +34,7 @@ from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 
 NAME: Final = "supervisor"
-READY_S: Final = {"control": 30.0, "agent": 20.0, "edge": 15.0}
+READY_S: Final = {"control": 30.0, "agent": 20.0, "edge": 15.0, "registry": 15.0}
 _READY_POLL_S: Final = 0.05
 _ROTATE_EVERY_S: Final = 60.0
 _REQUEST_BYTES_MAX: Final = 4096
@@ -183,7 +183,7 @@ class Supervisor:
 
     # the end
     async def _end_all(self) -> None:
-        order = [child for name in ("edge", "agent", "control") if (child := self._children.get(name))]
+        order = [child for name in ("registry", "edge", "agent", "control") if (child := self._children.get(name))]
         order = [child for child in self._children.values() if child not in order] + order
         for child in order:
             await end_process(child.running or identity.living(self._layout.pid_file(child.spec.name)), child.spec.grace_s, child.spec.name)

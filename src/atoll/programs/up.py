@@ -1,7 +1,7 @@
 """`atoll up`: from built programs to a running instance with a first sandbox done.
 
 Theory of operation. Every step can be repeated: what is there is kept. When the instance runs already and is well, up says so; when the
-code on the disk is newer than what runs, the three programs are started anew, under sandboxes that go on; when a supervisor is gone but
+code on the disk is newer than what runs, the programs are started anew, under sandboxes that go on; when a supervisor is gone but
 its children live, the new one adopts them.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.client.target import Target, of_instance
-from atoll.programs import demo, edge_config, export, instance, layout, ports, probes, supervision
+from atoll.programs import demo, edge_config, export, instance, layout, ports, probes, registry_config, supervision
 from atoll.programs.children import fingerprint
 from atoll.programs.files import exclusive, read_json
 from atoll.programs.identity import living
@@ -27,9 +27,9 @@ from atoll.programs.layout import PROCESSES, Layout
 from atoll.programs.steps import Steps, duration, wait_for
 from atoll.programs.users import Account, closed_on_the_way, ensure_account, require_root
 
-BINARIES: Final = ("atoll-guest", "atoll-io", "runsc")
+BINARIES: Final = ("atoll-guest", "atoll-io", "atoll-registry", "runsc")
 TEMPLATE: Final = "base"
-WAIT_S: Final = {"control": 40.0, "agent": 60.0, "edge": 20.0}
+WAIT_S: Final = {"control": 40.0, "agent": 60.0, "edge": 20.0, "registry": 20.0}
 HOST_S: Final = 60.0
 DEATHS_MAX: Final = 5
 FAILING_S: Final = 10.0
@@ -157,6 +157,7 @@ def _prepare(place: Layout, user: Account) -> instance.Config:
     instance.ensure_secrets(place, user, os.urandom)
     instance.ensure_bootstrap(place, user, config)
     edge_config.write(place, config, user)
+    registry_config.write(place, user)
     return config
 
 

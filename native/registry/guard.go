@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// manifestMax is the engine's own limit.
+const manifestMax = 4 << 20
+
+var (
+	blobPath     = regexp.MustCompile(`^/v2/(.+)/blobs/(sha256:[0-9a-f]{64})$`)
+	uploadPath   = regexp.MustCompile(`^/v2/(.+)/blobs/uploads/`)
+	manifestPath = regexp.MustCompile(`^/v2/(.+)/manifests/[^/]+$`)
+	digestText   = regexp.MustCompile(`sha256:[0-9a-f]{64}`)
+)
+
+// touches mark what a client has begun to count on: the times of files say when, and outlive this process. A file is never
+// touched while it is judged and removed.
+type touches struct {
+	root string
+	gate sync.RWMutex
+}
+
+func (t *touches) base() string { return filepath.Join(t.root, "docker", "registry", "v2") }
+
+func (t *touches) touch(repository string, digests ...string) {
+	t.gate.RLock()
+	defer t.gate.RUnlock()
+	now := time.Now()
+	for _, digest := range digests {
+		hex, ok := strings.CutPrefix(digest, "sha256:")
+		if !ok || len(hex) != 64 || strings.Contains(hex, "/") || strings.Contains(repository, "..") {
+			continue
+		}
+		// What is not there yet has the time of its making.
+		_ = os.Chtimes(filepath.Join(t.base(), "blobs", "sha256", hex[:2], hex, "data"), now, now)
+		_ = os.Chtimes(filepath.Join(t.base(), "repositories", repository, "_layers", "sha256", hex, "link"), now, now)
+	}
+}
+
+// guard stands before the engine.
+type guard struct {
+	next    http.Handler
+	config  Config
+	touched *touches
+	uploads chan struct{}
+}
+
+func newGuard(next http.Handler, config Config, touched *touches) *guard {
+	return &guard{next: next, config: config, touched: touched, uploads: make(chan struct{}, config.UploadsMax)}
+}
+
+func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := r.URL.Path
+	if r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch {
+		select {
+		case g.uploads <- struct{}{}:
+			defer func() { <-g.uploads }()
+		default:
+			w.Header().Set("Retry-After", "1")
+			refuse(w, http.StatusTooManyRequests, "TOOMANYREQUESTS", "too many uploads at once")
+			return
+		}
+		if !g.room(w, r) {
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, g.config.UploadMax)
+	}
+	switch {
+	case r.Method == http.MethodPut && manifestPath.MatchString(path):
+		g.manifest(w, r, manifestPath.FindStringSubmatch(path)[1])
+	case uploadPath.MatchString(path):
+		repository := uploadPath.FindStringSubmatch(path)[1]
+		query := r.URL.Query()
+		meant := []string{query.Get("digest"), query.Get("mount")}
+		g.touched.touch(repository, meant...)
+		g.touched.touch(query.Get("from"), meant...)
+		g.next.ServeHTTP(w, r)
+		g.touched.touch(repository, meant...)
+	case blobPath.MatchString(path) && r.Method == http.MethodHead:
+		// A client that is told that a blob is there does not send it.
+		found := blobPath.FindStringSubmatch(path)
+		g.touched.touch(found[1], found[2])
+		g.next.ServeHTTP(w, r)
+	default:
+		g.next.ServeHTTP(w, r)
+	}
+}
+
+// manifest has everything that a manifest names counted on before the engine looks whether it is there.
+func (g *guard) manifest(w http.ResponseWriter, r *http.Request, repository string) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, manifestMax+1))
+	if err != nil {
+		refuse(w, http.StatusBadRequest, "MANIFEST_INVALID", "the manifest broke off")
+		return
+	}
+	if len(body) > manifestMax {
+		refuse(w, http.StatusRequestEntityTooLarge, "MANIFEST_INVALID", "a manifest has at most 4 MiB")
+		return
+	}
+	g.touched.touch(repository, digestText.FindAllString(string(body), -1)...)
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	kept := &recorder{ResponseWriter: w}
+	g.next.ServeHTTP(kept, r)
+	g.touched.touch(repository, kept.Header().Get("Docker-Content-Digest"))
+}
+
+// room refuses what the disk would not hold, before a byte of it is taken.
+func (g *guard) room(w http.ResponseWriter, r *http.Request) bool {
+	if r.ContentLength > g.config.UploadMax {
+		refuse(w, http.StatusRequestEntityTooLarge, "SIZE_INVALID", "the upload is larger than this registry takes")
+		return false
+	}
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(g.config.Root, &disk); err != nil {
+		return true
+	}
+	if int64(disk.Bavail)*disk.Bsize-max(r.ContentLength, 0) < g.config.SpareBytes {
+		refuse(w, http.StatusInsufficientStorage, "UNAVAILABLE", "the registry's disk is full: an operator can collect what nothing refers to (atoll registry gc)")
+		return false
+	}
+	return true
+}
+
+type recorder struct{ http.ResponseWriter }
+
+func refuse(w http.ResponseWriter, status int, code, message string) {
+	answer(w, status, map[string]any{"errors": []map[string]string{{"code": code, "message": message}}})
+}

@@ -1,0 +1,59 @@
+"""`atoll registry`: what an operator does with the registry of images of this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final
+
+import typer
+
+from atoll.base.errors import Code, Unavailable
+from atoll.programs import instance, probes
+from atoll.programs.layout import layout_of
+from atoll.programs.users import require_root
+
+COLLECT_S: Final = 3600.0
+
+app = typer.Typer(help="The registry of container images, at the instance's own address.", no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+
+@app.command("gc")
+def gc(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove blobs that no image refers to, and that nobody has counted on for a day. Pushes and pulls go on meanwhile."""
+    require_root("atoll registry gc")
+    target = "/-/collect?dry_run=" + ("true" if dry_run else "false")
+    status, body = probes.over_socket(layout_of().registry_socket, "POST", target, timeout_s=COLLECT_S)
+    if status != 200:
+        raise Unavailable(Code.NOT_RUNNING, f"the registry did not collect: {_why(body) if status else body}")
+    done: dict[str, Any] = json.loads(body)
+    if as_json:
+        print(json.dumps(done))
+        return
+    said = "would be removed" if dry_run else "removed"
+    print(f"{len(done['blobs'])} blobs, {done['bytes']} bytes {said}; {done['kept']} are kept because they were counted on lately")
+
+
+@app.command("status")
+def status(*, as_json: JsonOption = False) -> None:
+    """Whether the registry answers, and where to log in."""
+    place = layout_of()
+    config = instance.load(place)
+    view = probes.look("registry", place, config)
+    found = {"healthy": view.healthy, "pid": view.pid, "address": config.domain, "detail": view.detail}
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(f"{'healthy' if view.healthy else view.detail}; docker login {config.domain} (any user, a team's API key as password)")
+
+
+def _why(body: str) -> str:
+    try:
+        return str(json.loads(body)["errors"][0]["message"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return body[:200]
