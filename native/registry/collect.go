@@ -74,7 +74,10 @@ type sweeper struct {
 
 // Delete removes a blob's or a link's directory, unless a client has counted on it lately.
 func (s *sweeper) Delete(ctx context.Context, path string) error {
-	file, isBlob := path+"/link", false
+	file, isBlob := path, false
+	if !strings.HasSuffix(path, "/link") {
+		file = path + "/link"
+	}
 	if strings.Contains(path, "/v2/blobs/") {
 		path = strings.TrimSuffix(path, "/data")
 		file, isBlob = path+"/data", true

@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/handlers"
+	"github.com/sirupsen/logrus"
 
 	_ "github.com/distribution/distribution/v3/registry/auth/token"
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
@@ -87,9 +89,6 @@ func (c Config) engine() *configuration.Configuration {
 			"service": c.Service, "issuer": c.Issuer, "jwks": c.Keys, "signingalgorithms": []any{"EdDSA"},
 		}},
 	}
-	engine.Log.Level = "warn"
-	engine.Log.Formatter = "json"
-	engine.Log.AccessLog.Disabled = true
 	// Behind the edge clients use addresses that the engine does not know.
 	engine.HTTP.RelativeURLs = true
 	engine.Catalog.MaxEntries = 1000
@@ -104,7 +103,14 @@ func run(ctx context.Context, file string, log *slog.Logger) error {
 	if err := os.MkdirAll(config.Root, 0o700); err != nil {
 		return err
 	}
-	app := handlers.NewApp(context.Background(), config.engine())
+	// The engine warns of every request without a token, which is how each client begins.
+	logrus.SetLevel(logrus.ErrorLevel)
+	logrus.SetFormatter(&logrus.JSONFormatter{})
+	engine := config.engine()
+	if engine.HTTP.Secret, err = secret(filepath.Join(filepath.Dir(config.Root), "uploads.key")); err != nil {
+		return err
+	}
+	app := handlers.NewApp(context.Background(), engine)
 	touched := &touches{root: config.Root}
 	mux := http.NewServeMux()
 	mux.Handle("/v2/", newGuard(app, config, touched))
@@ -132,6 +138,19 @@ func run(ctx context.Context, file string, log *slog.Logger) error {
 	}
 	log.Info("registry.stopped")
 	return server.Close()
+}
+
+// secret signs where an upload has got to: it is kept, so that uploads go on after a restart.
+func secret(file string) (string, error) {
+	if known, err := os.ReadFile(file); err == nil && len(known) >= 32 {
+		return string(known), nil
+	}
+	made := rand.Text() + rand.Text()
+	unfinished := file + ".new"
+	if err := os.WriteFile(unfinished, []byte(made), 0o600); err != nil {
+		return "", err
+	}
+	return made, os.Rename(unfinished, file)
 }
 
 // listen takes the socket over from a process that has ended: the supervisor lets no second one live.

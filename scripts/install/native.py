@@ -1,5 +1,6 @@
 """The Go toolchain and what it builds: atoll-guest and atoll-io from native/, runsc from the module
-pinned in native/runsc, atoll-registry from native/registry."""
+pinned in native/runsc, atoll-registry from native/registry.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,12 @@ def ensure_registry(reporter: Reporter) -> str:
 
 def _is_source(path: Path) -> bool:
     parts = path.relative_to(NATIVE).parts
-    return parts[0] not in {"runsc", "registry"} and "testdata" not in parts and not path.name.endswith("_test.go") and not path.name.startswith(".")
+    return (
+        parts[0] not in {"runsc", "registry"}
+        and "testdata" not in parts
+        and not path.name.endswith("_test.go")
+        and not path.name.startswith(".")
+    )
 
 
 def ensure_runsc(reporter: Reporter) -> str:

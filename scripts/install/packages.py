@@ -24,7 +24,7 @@ TO_RUN: Final = (
     "util-linux",
 )
 # What testing needs besides: Go's race detector links with C; the store's suite runs on PostgreSQL too.
-TO_TEST: Final = (*TO_RUN, "gcc", "git", "libc6-dev", "postgresql")
+TO_TEST: Final = (*TO_RUN, "gcc", "git", "libc6-dev", "postgresql", "skopeo")
 
 
 def missing(packages: Sequence[str]) -> list[str]:

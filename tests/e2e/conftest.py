@@ -25,7 +25,7 @@ from e2b import Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = ROOT / ".venv" / "bin" / "atoll"
-BINARIES = ("atoll-guest", "atoll-io", "runsc")
+BINARIES = ("atoll-guest", "atoll-io", "atoll-registry", "runsc")
 UP_S = 600
 
 

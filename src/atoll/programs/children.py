@@ -47,7 +47,9 @@ def specs(layout: Layout, user: Account | None) -> list[ChildSpec]:
         ChildSpec(PROCESSES[0], (str(interpreter), "-P", "-m", "atoll.programs.control_main"), as_user, show, control_environment),
         ChildSpec(PROCESSES[1], (sys.executable, "-P", "-m", "atoll.programs.agent_main"), None, None, python_environment, grace_s=20.0),
         ChildSpec(PROCESSES[2], (str(edge), "edge", "--config", str(layout.edge_config)), as_user, show, base),
-        ChildSpec(PROCESSES[3], (str(registry), "--config", str(layout.registry_config)), as_user, show, {**base, "OTEL_TRACES_EXPORTER": "none"}),
+        ChildSpec(
+            PROCESSES[3], (str(registry), "--config", str(layout.registry_config)), as_user, show, {**base, "OTEL_TRACES_EXPORTER": "none"}
+        ),
     ]
 
 
