@@ -58,12 +58,15 @@ func (w *world) do(method, path, kind string, body []byte) *http.Response {
 	if kind != "" {
 		request.Header.Set("Content-Type", kind)
 	}
-	request.Header.Set("Accept", kind)
+	request.Header.Set("Accept", manifestKind)
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	_, _ = io.Copy(io.Discard, response.Body)
+	said, _ := io.ReadAll(response.Body)
+	if response.StatusCode >= 400 {
+		w.t.Logf("%s %s: %d %s", method, path, response.StatusCode, said)
+	}
 	_ = response.Body.Close()
 	return response
 }
@@ -87,11 +90,11 @@ func (w *world) blob(content string) string {
 	return sum([]byte(content))
 }
 
-const kind = "application/vnd.oci.image.manifest.v1+json"
+const manifestKind = "application/vnd.oci.image.manifest.v1+json"
 
 func manifest(layer string, size int) []byte {
 	config := `{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"` + layer + `","size":` + fmt.Sprint(size) + `}`
-	return []byte(`{"schemaVersion":2,"mediaType":"` + kind + `","config":` + config + `,"layers":[]}`)
+	return []byte(`{"schemaVersion":2,"mediaType":"` + manifestKind + `","config":` + config + `,"layers":[]}`)
 }
 
 // age makes every file of the store look unused for a day.
@@ -122,7 +125,7 @@ func TestCollectionTakesWhatNothingRefersTo(t *testing.T) {
 	w := newWorld(t, nil)
 	w.collect(false) // of an empty store
 	used, loose := w.blob("used"), w.blob("loose")
-	if made := w.do("PUT", "/v2/team/app/manifests/one", kind, manifest(used, 4)); made.StatusCode != http.StatusCreated {
+	if made := w.do("PUT", "/v2/team/app/manifests/one", manifestKind, manifest(used, 4)); made.StatusCode != http.StatusCreated {
 		t.Fatalf("manifest: %d", made.StatusCode)
 	}
 	if done := w.collect(false); len(done.Blobs) != 0 || done.Kept == 0 {
@@ -174,14 +177,14 @@ func TestPushesDuringCollectionLoseNothing(t *testing.T) {
 	kept := 0
 	for at, layer := range blobs {
 		path := fmt.Sprintf("/v2/team/app/manifests/tag%03d", at)
-		made := w.do("PUT", path, kind, manifest(layer, 11))
+		made := w.do("PUT", path, manifestKind, manifest(layer, 11))
 		if made.StatusCode == http.StatusCreated {
 			kept++
 			continue
 		}
 		// Taken before the client named it: the client sends it again.
 		w.blob(fmt.Sprintf("content %03d", at))
-		if again := w.do("PUT", path, kind, manifest(layer, 11)); again.StatusCode != http.StatusCreated {
+		if again := w.do("PUT", path, manifestKind, manifest(layer, 11)); again.StatusCode != http.StatusCreated {
 			t.Fatalf("after a new upload: %d", again.StatusCode)
 		}
 	}

@@ -35,7 +35,7 @@ def token(product: Product, *scopes: str, key: str | None = None) -> str:
 
 
 def ask(product: Product, method: str, path: str, bearer: str, **options: Any) -> Any:
-    headers = {"Authorization": f"Bearer {bearer}", **options.pop("headers", {})}
+    headers = {"Authorization": f"Bearer {bearer}", "Accept": MANIFEST, **options.pop("headers", {})}
     return product.http.request(method, product.url + path, headers=headers, **options)
 
 

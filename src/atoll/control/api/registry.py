@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from urllib.parse import parse_qs
@@ -37,7 +38,7 @@ class RegistryTokens:
         self._clock = clock
         self._new_id = new_id
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
             if scope["path"] != PREFIX:
                 raise Refused(Code.INVALID_REQUEST, "there is nothing here")
@@ -65,12 +66,10 @@ class RegistryTokens:
 def password(authorization: bytes) -> str:
     """The key in a Basic authorization, whatever the user's name. *Errors*: Refused UNAUTHENTICATED."""
     scheme, _, encoded = authorization.partition(b" ")
-    try:
-        if scheme.lower() != b"basic" or len(encoded) > CREDENTIALS_MAX:
-            raise ValueError
-        _, sign, key = base64.b64decode(encoded.strip(), validate=True).decode("ascii").partition(":")
-    except (ValueError, binascii.Error):
-        sign = key = ""
+    sign = key = ""
+    if scheme.lower() == b"basic" and len(encoded) <= CREDENTIALS_MAX:
+        with contextlib.suppress(ValueError, binascii.Error):
+            _, sign, key = base64.b64decode(encoded.strip(), validate=True).decode("ascii").partition(":")
     if not sign or not key:
         raise Refused(Code.UNAUTHENTICATED, "log in with any user name, and a team's API key as the password")
     return auth.presented_key({b"x-api-key": key.encode("ascii")})
