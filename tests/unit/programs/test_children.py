@@ -12,8 +12,8 @@ STRANGER = Account("atoll", 4_000_000, 4_000_000)
 
 def test_programs_start_in_order_and_as_their_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "closed_on_the_way", lambda *_: None)
-    control, agent, edge = children.specs(Layout(tmp_path), STRANGER)
-    assert (control.user, agent.user, edge.user) == ("atoll", None, "atoll")
+    control, agent, edge, registry = children.specs(Layout(tmp_path), STRANGER)
+    assert (control.user, agent.user, edge.user, registry.user) == ("atoll", None, "atoll", "atoll")
     assert control.show is None
     assert control.command[0] == sys.executable
     assert edge.command[-1] == str(tmp_path / "run" / "edge.json")
@@ -25,9 +25,9 @@ def test_a_checkout_that_the_user_cannot_reach_is_shown_elsewhere(tmp_path: Path
     monkeypatch.setattr(children, "bin_directory", lambda: code / "build" / "bin")
     monkeypatch.setattr(sys, "executable", "/root/atoll/.venv/bin/python")
     monkeypatch.setattr(children, "closed_on_the_way", lambda *_: Path("/root"))
-    control, agent, edge = children.specs(Layout(tmp_path), STRANGER)
+    control, agent, edge, registry = children.specs(Layout(tmp_path), STRANGER)
     shown = f"{tmp_path}/run/code"
-    assert control.show == edge.show == ("/root/atoll", shown)
+    assert control.show == edge.show == registry.show == ("/root/atoll", shown)
     assert control.command[0] == f"{shown}/.venv/bin/python"
     assert control.environment["PYTHONPATH"] == f"{shown}/src"
     assert edge.command[0] == f"{shown}/build/bin/atoll-io"
