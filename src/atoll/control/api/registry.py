@@ -78,7 +78,7 @@ def password(authorization: bytes) -> str:
 def _refused(error: AtollError) -> Answer:
     status = row_of(error).status
     known = {401: "UNAUTHORIZED", 403: "DENIED", 429: "TOOMANYREQUESTS", 503: "UNAVAILABLE"}
-    extra = [(b"www-authenticate", b'Basic realm="Atoll"')] if status == 401 else []
+    extra = ((b"www-authenticate", b'Basic realm="Atoll"'),) if status == 401 else ()
     message = error.message if status != 500 else "unexpected failure"
     return json_answer(status, _errors(known.get(status, "UNKNOWN"), message), extra)
 
