@@ -7,13 +7,15 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from atoll.base.errors import Code, Refused, Unavailable
-from atoll.store import schema
+from atoll.store import engine, schema
 from atoll.store.engine import SqliteStore
 from atoll.store.tables import TEAMS
 from tests.builders import NOW
@@ -35,6 +37,27 @@ def names(conn: sa.Connection) -> list[str]:
     return list(conn.execute(sa.select(TEAMS.c.name).order_by(TEAMS.c.name)).scalars())
 
 
+class Disk:
+    """Stands for a slow one: a commit waits until it may go on."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._begun, self._go_on = threading.Event(), threading.Event()
+        commit = store._commit
+
+        def held(group: Any) -> None:
+            self._begun.set()
+            assert self._go_on.wait(10)
+            commit(group)
+
+        store._commit = held  # type: ignore[method-assign]
+
+    async def is_asked(self) -> None:
+        assert await asyncio.to_thread(self._begun.wait, 10)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
 async def test_a_write_is_seen_by_reads_and_by_other_processes_when_it_answers(sqlite: SqliteStore, tmp_path: Path) -> None:
     assert await sqlite.write(lambda conn: add(conn, "a")) == "a"
     assert await sqlite.read(names) == ["a"]
@@ -53,23 +76,72 @@ async def test_it_is_durable_over_power_loss(sqlite: SqliteStore) -> None:
 
 async def test_what_waits_together_is_committed_together(sqlite: SqliteStore) -> None:
     """Group commit: while one commit is under way, the others gather, and one more commit takes them all."""
-    begun, go_on = threading.Event(), threading.Event()
     commits: list[str] = []
     sqlite._driver.set_trace_callback(commits.append)
-
-    def slow(conn: sa.Connection) -> None:
-        begun.set()
-        assert go_on.wait(10)
-
-    first = asyncio.create_task(sqlite.write(slow))
-    await asyncio.to_thread(begun.wait, 10)
+    disk = Disk(sqlite)
+    first = asyncio.create_task(sqlite.write(lambda conn: add(conn, "first")))
+    await disk.is_asked()
     others = [asyncio.create_task(sqlite.write(lambda conn, n=n: add(conn, f"t{n:03}"))) for n in range(100)]  # type: ignore[misc]
     await asyncio.sleep(0)
-    go_on.set()
+    disk.go_on()
     await first
     assert await asyncio.gather(*others) == [f"t{n:03}" for n in range(100)]
     assert commits.count("COMMIT") == 2
-    assert len(await sqlite.read(names)) == 100
+    assert len(await sqlite.read(names)) == 101
+
+
+async def test_what_is_asked_in_one_turn_of_the_loop_is_committed_together(sqlite: SqliteStore) -> None:
+    commits: list[str] = []
+    sqlite._driver.set_trace_callback(commits.append)
+    await asyncio.gather(*(sqlite.write(lambda conn, n=n: add(conn, f"t{n}")) for n in range(5)))  # type: ignore[misc]
+    assert commits.count("COMMIT") == 1
+
+
+async def test_the_loop_turns_between_functions_that_take_long(sqlite: SqliteStore) -> None:
+    done: list[str] = []
+
+    def slow(conn: sa.Connection, name: str) -> None:
+        time.sleep(engine._TURN_S * 1.5)
+        done.append(add(conn, name))
+
+    async def beside() -> None:
+        while len(done) < 3:
+            done.append("turn")
+            await asyncio.sleep(0)
+
+    writes = asyncio.gather(*(sqlite.write(lambda conn, name=name: slow(conn, name)) for name in "abc"))  # type: ignore[misc]
+    await asyncio.gather(writes, beside())
+    kept = [one for one in done if one != "turn"]
+    assert kept == ["a", "b", "c"], "in the order in which they came"
+    assert "turn" in done[done.index("a") : done.index("c")]
+    assert await sqlite.read(names) == ["a", "b", "c"]
+
+
+async def test_the_loop_does_not_wait_for_another_process_that_has_the_database(sqlite: SqliteStore, tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "atoll.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    waiting = [asyncio.create_task(sqlite.write(lambda conn, n=n: add(conn, f"t{n}"))) for n in range(3)]  # type: ignore[misc]
+    await asyncio.sleep(0.05)
+    assert await sqlite.read(names) == []
+    assert time.monotonic() - began < 1
+    assert not any(task.done() for task in waiting)
+    other.execute("COMMIT")
+    assert await asyncio.gather(*waiting) == ["t0", "t1", "t2"]
+    other.close()
+
+
+async def test_who_waits_too_long_for_another_process_is_told(sqlite: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_BUSY_S", 0.1)
+    other = sqlite3.connect(tmp_path / "atoll.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable) as refused:
+        await sqlite.write(lambda conn: add(conn, "never"))
+    assert refused.value.code is Code.STORE_UNAVAILABLE
+    other.execute("COMMIT")
+    await sqlite.write(lambda conn: add(conn, "later"))
+    assert await sqlite.read(names) == ["later"]
+    other.close()
 
 
 async def test_a_batch_has_a_limit(sqlite: SqliteStore) -> None:
@@ -119,35 +191,23 @@ async def test_a_statement_that_the_database_refuses_is_unavailable(sqlite: Sqli
 
 
 async def test_who_gives_up_waiting_does_not_undo_it(sqlite: SqliteStore) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(conn: sa.Connection) -> None:
-        begun.set()
-        assert go_on.wait(10)
-        add(conn, "kept")
-
-    task = asyncio.create_task(sqlite.write(slow))
-    await asyncio.to_thread(begun.wait, 10)
+    disk = Disk(sqlite)
+    task = asyncio.create_task(sqlite.write(lambda conn: add(conn, "kept")))
+    await disk.is_asked()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    go_on.set()
+    disk.go_on()
     await sqlite.write(lambda conn: None)
     assert await sqlite.read(names) == ["kept"]
 
 
 async def test_a_read_does_not_wait_for_a_write(sqlite: SqliteStore) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(conn: sa.Connection) -> None:
-        add(conn, "later")
-        begun.set()
-        assert go_on.wait(10)
-
-    task = asyncio.create_task(sqlite.write(slow))
-    await asyncio.to_thread(begun.wait, 10)
+    disk = Disk(sqlite)
+    task = asyncio.create_task(sqlite.write(lambda conn: add(conn, "later")))
+    await disk.is_asked()
     assert await sqlite.read(names) == [], "a read sees the last commit, not what is under way"
-    go_on.set()
+    disk.go_on()
     await task
     assert await sqlite.read(names) == ["later"]
 

@@ -1,23 +1,28 @@
-"""How store functions run: SQLite with one writer thread and group commit.
+"""How store functions run: SQLite, one transaction at a time, with group commit.
 
-Theory of operation. A store function is synchronous, takes a connection and awaits nothing. Writes go to one thread, which takes all
-that wait, runs each in a savepoint of one transaction and commits once (WAL, synchronous=FULL: a commit is on disk before anybody
-hears of it). A function that raises rolls back its own savepoint only. Reads run at once on the caller's thread, on a connection
-that sees the last commit: they are short by contract. One control process per file, held by a lock on `<file>.lock`. Blocks ahead of
-the log (`room`) let removals be recorded on a full disk.
+Theory of operation. A store function is synchronous, takes a connection and awaits nothing. Functions that write run on the event loop's
+thread: all that wait, each in a savepoint of one transaction. One other thread does what waits for the disk: it commits (WAL,
+synchronous=FULL: a commit is on disk before anybody hears of it). Whoever comes meanwhile is of the next transaction, so groups grow by
+themselves with the load. A function that raises rolls back its own savepoint only. Reads run at once, on a connection that sees the last
+commit. All functions are short by contract. One control process per file, held by a lock on `<file>.lock`. Blocks ahead of the log (`room`)
+let removals be recorded on a full disk.
 
+Functions don't run on the committing thread, since SQLite's driver gives up the interpreter's lock around each statement: with a busy loop
+beside it, every statement would wait for its turn, and two threads would spend their time on handing the lock over (adr/0020).
 Source: a durable commit costs 0.2 ms alone and far less in a group (docs/PERFORMANCE.md).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import queue
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
@@ -31,7 +36,13 @@ from atoll.store.room import Room
 T = TypeVar("T")
 Work = Callable[[sa.Connection], T]
 
-_BATCH_MAX: Final = 128
+_GROUP_MAX: Final = 128
+_TURN_S: Final = 0.01
+"""So long functions may hold up the loop before it looks at everybody else again."""
+_BEGIN: Final = "BEGIN IMMEDIATE"
+_BUSY_S: Final = 10.0
+_BUSY_LOOK_S: Final = 0.01
+_CLOSING_LOOK_S: Final = 0.001
 
 
 class Stale(Bug):
@@ -77,26 +88,47 @@ class Observable(Protocol):
 
 
 class _Job:
-    __slots__ = ("future", "loop", "work")
+    __slots__ = ("error", "future", "result", "work")
 
-    def __init__(self, work: Work[Any], loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> None:
+    def __init__(self, work: Work[Any], future: asyncio.Future[Any]) -> None:
         self.work = work
-        self.loop = loop
         self.future = future
+        self.result: Any = None
+        self.error: BaseException | None = None
 
-    def tell(self, result: Any, error: BaseException | None) -> None:
-        def deliver() -> None:
-            if self.future.done():
-                return
-            if error is not None:
-                self.future.set_exception(error)
-            else:
-                self.future.set_result(result)
-
-        try:
-            self.loop.call_soon_threadsafe(deliver)
-        except RuntimeError:  # the loop is closed: nobody is left to hear it
+    def tell(self) -> None:
+        if self.future.done():
             return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class _Group:
+    """What is committed together."""
+
+    __slots__ = ("began", "jobs", "loop", "refused", "waits")
+
+    def __init__(self, jobs: list[_Job], loop: asyncio.AbstractEventLoop) -> None:
+        self.jobs = jobs
+        self.loop = loop
+        self.began = time.perf_counter()
+        self.waits = False
+        """Another process holds the database: the committing thread waits for it, and the functions have not run yet."""
+        self.refused: str | None = None
+        """The code with which the transaction failed, as a whole."""
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing of it is on disk: tell each that."""
+        failure = translate(error)
+        self.refused = failure.code if isinstance(failure, AtollError) else Code.INTERNAL
+        for job in self.jobs:
+            job.result, job.error = None, failure
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _engine(path: str) -> sa.Engine:
@@ -104,12 +136,12 @@ def _engine(path: str) -> sa.Engine:
     engine = sa.create_engine(
         f"sqlite:///{path}",
         poolclass=StaticPool,
-        connect_args={"check_same_thread": False, "isolation_level": None, "timeout": 10.0},
+        connect_args={"check_same_thread": False, "isolation_level": None, "timeout": _BUSY_S},
     )
 
     @sa.event.listens_for(engine, "connect")
     def _pragmas(connection: sqlite3.Connection, _record: object) -> None:
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000", "cache_size=-16000"):
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16000"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     return engine
@@ -157,11 +189,16 @@ class SqliteStore:
         driver = self._writer.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
         self._driver = driver
+        # From now on the loop does not wait for other processes: the committing thread does.
+        self._say("PRAGMA busy_timeout=0")
         self._closed = False
         self.observer: Observer | None = None
         self._room = Room(Path(f"{path}-wal"))
         self._room.keep()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._waiting: deque[_Job] = deque()
+        self._under_way = False
+        """A group is, or is about to be: whoever comes now waits for the next."""
+        self._groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -170,7 +207,11 @@ class SqliteStore:
             raise Unavailable(Code.STORE_UNAVAILABLE, "the store is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(_Job(work, loop, future))
+        self._waiting.append(_Job(work, future))
+        if not self._under_way:
+            self._under_way = True
+            # Not at once: who else is ready in this turn of the loop comes with it.
+            loop.call_soon(self._begin, loop)
         # Shielded: a caller that is cancelled does not undo a decision that may already be on disk.
         return await asyncio.shield(future)
 
@@ -191,7 +232,9 @@ class SqliteStore:
 
     async def close(self) -> None:
         self._closed = True
-        self._jobs.put(None)
+        while self._under_way:
+            await asyncio.sleep(_CLOSING_LOOK_S)
+        self._groups.put(None)
         await asyncio.to_thread(self._thread.join)
         self._reader.close()
         self._writer.close()
@@ -203,70 +246,110 @@ class SqliteStore:
         self._writer_engine.dispose()
         os.close(self._lock_fd)
 
-    # The writer's thread.
+    # On the loop's thread: functions.
 
-    def _run(self) -> None:
-        while (first := self._jobs.get()) is not None:
-            batch = [first]
-            stop = False
-            while len(batch) < _BATCH_MAX:
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-                if job is None:
-                    stop = True
-                    break
-                batch.append(job)
-            self._commit(batch)
-            if stop:
-                return
-
-    def _commit(self, batch: list[_Job]) -> None:
-        outcomes: list[tuple[_Job, Any, BaseException | None]] = []
-        began, refused = time.perf_counter(), None
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        group = _Group([self._waiting.popleft() for _ in range(min(len(self._waiting), _GROUP_MAX))], loop)
         try:
-            self._say("BEGIN IMMEDIATE")
-            if len(batch) == 1:
-                outcomes.append((batch[0], *self._alone(batch[0])))
+            self._say(_BEGIN)
+        except sqlite3.Error as error:
+            if _is_busy(error):
+                group.waits = True
             else:
-                for job in batch:
-                    outcomes.append((job, *self._one(job)))
-                self._say("COMMIT")
-        except Exception as error:  # noqa: BLE001 - nothing of the batch is on disk: tell each that
-            self._roll_back()
-            failure = translate(error)
-            refused = failure.code if isinstance(failure, AtollError) else Code.INTERNAL
-            outcomes = [(job, None, failure) for job in batch]
-        for job, result, raised in outcomes:
-            job.tell(result, raised)
-        if self.observer is not None:
-            self.observer(len(batch), time.perf_counter() - began, refused)
-        self._room.keep()
+                group.fail(error)
+                self._done(group)
+                return
+        else:
+            self._work(group)
+        self._groups.put(group)
 
-    def _alone(self, job: _Job) -> tuple[Any, BaseException | None]:
+    def _work(self, group: _Group) -> None:
+        """Run the functions; those for which this turn of the loop has no time are left to the next group, in front."""
+        until = group.began + _TURN_S
+        alone = len(group.jobs) == 1
+        try:
+            for number, job in enumerate(group.jobs):
+                if number and time.perf_counter() > until:
+                    self._waiting.extendleft(reversed(group.jobs[number:]))
+                    del group.jobs[number:]
+                    break
+                if alone:
+                    self._alone(job)
+                else:
+                    self._one(job)
+        except Exception as error:  # noqa: BLE001 - a savepoint could not be said: nothing of the group is kept
+            self._roll_back()
+            group.fail(error)
+
+    def _alone(self, job: _Job) -> None:
         """The only one of its transaction needs no savepoint in it."""
         try:
-            result = job.work(self._writer)
+            job.result = job.work(self._writer)
         except Exception as error:  # noqa: BLE001 - the boundary of a task
-            self._say("ROLLBACK")
-            return None, translate(error)
-        self._say("COMMIT")
-        return result, None
+            job.error = translate(error)
+            self._roll_back()
 
-    def _one(self, job: _Job) -> tuple[Any, BaseException | None]:
+    def _one(self, job: _Job) -> None:
         self._say("SAVEPOINT work")
         try:
-            result = job.work(self._writer)
+            job.result = job.work(self._writer)
         except Exception as error:  # noqa: BLE001 - the boundary of a task: its own savepoint goes, the others stay
             self._say("ROLLBACK TO work")
-            self._say("RELEASE work")
-            return None, translate(error)
+            job.error = translate(error)
         self._say("RELEASE work")
-        return result, None
+
+    def _done(self, group: _Group) -> None:
+        if group.waits:
+            group.waits = False
+            group.began = time.perf_counter()
+            self._work(group)
+            self._groups.put(group)
+            return
+        for job in group.jobs:
+            job.tell()
+        if self.observer is not None:
+            self.observer(len(group.jobs), time.perf_counter() - group.began, group.refused)
+        self._under_way = bool(self._waiting)
+        if self._under_way:
+            # After those who were told: what they ask for next is in the same group.
+            group.loop.call_soon(self._begin, group.loop)
+
+    # On the thread of its own: what waits for the disk, or for another process.
+
+    def _run(self) -> None:
+        while (group := self._groups.get()) is not None:
+            if group.waits:
+                self._await_turn(group)
+            elif self._driver.in_transaction:
+                self._commit(group)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+                group.loop.call_soon_threadsafe(self._done, group)
+
+    def _commit(self, group: _Group) -> None:
+        try:
+            self._say("COMMIT")
+        except Exception as error:  # noqa: BLE001 - the boundary of a task
+            self._roll_back()
+            group.fail(error)
+        self._room.keep()
+
+    def _await_turn(self, group: _Group) -> None:
+        """Begin the transaction once whoever else holds the database has let go."""
+        until = time.monotonic() + _BUSY_S
+        while True:
+            try:
+                self._say(_BEGIN)
+            except sqlite3.Error as error:
+                if not _is_busy(error) or time.monotonic() > until:
+                    group.waits = False
+                    group.fail(error)
+                    return
+                time.sleep(_BUSY_LOOK_S)
+            else:
+                return
 
     def _say(self, statement: str) -> None:
-        """A word about the transaction, straight to the driver: there are five in each commit."""
+        """A word about the transaction, straight to the driver: there are some in each commit."""
         self._driver.execute(statement).close()
 
     def _roll_back(self) -> None:
