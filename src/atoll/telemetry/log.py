@@ -9,9 +9,11 @@ that a mistake in a caller shows stars instead of a key.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator, MutableMapping
 from types import ModuleType
 from typing import Any, Final, TextIO, cast
@@ -38,6 +40,7 @@ _TALKATIVE: Final = ("uvicorn", "alembic", "httpx", "httpcore", "aiohttp.access"
 """Libraries whose INFO is one line a request, or says what a line of ours says."""
 
 
+@functools.lru_cache(maxsize=1024)
 def _is_secret_name(name: str) -> bool:
     lowered = name.lower().replace("-", "_")
     return any(word in lowered for word in _SECRET_NAMES) and not lowered.endswith(_SECRET_ALLOWED)
@@ -78,8 +81,35 @@ def _order(process: str) -> structlog.typing.Processor:
     return order
 
 
+_ENCODER: Final = json.JSONEncoder(default=repr, ensure_ascii=False, separators=(",", ":"))
+
+
 def _dump(line: Any, **_: Any) -> str:
-    return json.dumps(line, default=repr, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(line)
+
+
+class _Lines:
+    """The stream of all lines, ours and libraries', one line at a time whatever thread says it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> None:
+        with self._lock:
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            self._stream.flush()
+
+    def say(self, line: str) -> None:
+        """As structlog's last step. Nobody is told when the stream is gone: there is nowhere to say it."""
+        with contextlib.suppress(OSError, ValueError):
+            self.write(line + "\n")
+            self.flush()
+
+    debug = info = warning = error = critical = exception = say
 
 
 def configure(process: str, level: str = "info", *, stream: TextIO | None = None) -> None:
@@ -91,15 +121,13 @@ def configure(process: str, level: str = "info", *, stream: TextIO | None = None
         structlog.processors.format_exc_info,
         _redact_line,
     ]
-    handler = logging.StreamHandler(stream or sys.stderr)
+    last: list[structlog.typing.Processor] = [_order(process), structlog.processors.JSONRenderer(serializer=_dump)]
+    lines = _Lines(stream or sys.stderr)
+    handler = logging.StreamHandler(cast("TextIO", lines))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*chain, structlog.stdlib.add_logger_name, _as_ours],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                _order(process),
-                structlog.processors.JSONRenderer(serializer=_dump),
-            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
     root = logging.getLogger()
@@ -108,8 +136,8 @@ def configure(process: str, level: str = "info", *, stream: TextIO | None = None
     for noisy in _TALKATIVE:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.configure(
-        processors=[*chain, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=[*chain, *last],
+        logger_factory=lambda *_: lines,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         cache_logger_on_first_use=False,
     )
