@@ -247,10 +247,10 @@ async def test_the_lock_ends_with_the_process(tmp_path: Path) -> None:
 
 
 async def test_a_store_can_be_opened_again(tmp_path: Path) -> None:
-    for time in range(3):
+    for number in range(3):
         store = SqliteStore(tmp_path / "atoll.db")
         await store.write(schema.migrate)
-        await store.write(lambda conn, time=time: add(conn, f"time{time}"))  # type: ignore[misc]
+        await store.write(lambda conn, number=number: add(conn, f"time{number}"))  # type: ignore[misc]
         await store.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "store-writer"]
 

@@ -46,6 +46,8 @@ class Prefix(StrEnum):
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 BODY_LENGTH: Final = 20
 
+_CHARACTERS: Final = bytes(ord(ALPHABET[byte % 36]) for byte in range(256))
+_UNFAIR: Final = bytes(range(252, 256))
 _BODY: Final = re.compile(rf"[a-z0-9]{{{BODY_LENGTH}}}")
 
 Dice = Callable[[int], bytes]
@@ -57,10 +59,10 @@ def new_id(prefix: Prefix, dice: Dice) -> str:
 
     Bytes of 252 and above are thrown away, so that each character is equally likely.
     """
-    body: list[str] = []
+    body = b""
     while len(body) < BODY_LENGTH:
-        body.extend(ALPHABET[b % 36] for b in dice(32) if b < 252)
-    return prefix + "".join(body[:BODY_LENGTH])
+        body += dice(32).translate(_CHARACTERS, _UNFAIR)
+    return prefix + body[:BODY_LENGTH].decode()
 
 
 def is_id(prefix: Prefix, text: str) -> bool:

@@ -71,7 +71,7 @@ class Orders:
             sealed = await self._store.read(lambda conn: payloads.get(conn, sandbox.id))
             payload = self.open(sandbox, sealed) if sealed is not None and not sealed.exposes else None
             content |= {
-                "spec": rows.SPEC.dump_python(sandbox.spec, mode="json"),
+                "spec": rows.spec_values(sandbox.spec),
                 "nonce": placement.nonce,
                 "guest_public_key": self._tokens.guest_public_key,
                 "guest_token": self._tokens.guest(placement, SCOPE_CONTROL),

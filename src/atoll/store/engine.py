@@ -36,6 +36,8 @@ from atoll.store.room import Room
 T = TypeVar("T")
 Work = Callable[[sa.Connection], T]
 
+_STATEMENTS: Final = 512
+"""That the driver keeps ready; an update has one for each set of columns that change together."""
 _GROUP_MAX: Final = 128
 _TURN_S: Final = 0.01
 """So long functions may hold up the loop before it looks at everybody else again."""
@@ -136,7 +138,7 @@ def _engine(path: str) -> sa.Engine:
     engine = sa.create_engine(
         f"sqlite:///{path}",
         poolclass=StaticPool,
-        connect_args={"check_same_thread": False, "isolation_level": None, "timeout": _BUSY_S},
+        connect_args={"check_same_thread": False, "isolation_level": None, "timeout": _BUSY_S, "cached_statements": _STATEMENTS},
     )
 
     @sa.event.listens_for(engine, "connect")
@@ -232,7 +234,7 @@ class SqliteStore:
 
     async def close(self) -> None:
         self._closed = True
-        while self._under_way:
+        while self._under_way:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(_CLOSING_LOOK_S)
         self._groups.put(None)
         await asyncio.to_thread(self._thread.join)

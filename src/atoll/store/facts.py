@@ -7,7 +7,6 @@ Statements of the hot paths are prepared.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,10 +14,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from atoll.base.errors import Code
-from atoll.base.units import Vector
+from atoll.base.units import ZERO, Vector
 from atoll.domain import history
 from atoll.domain.command import command_id
-from atoll.domain.placement import Holding, Placement
+from atoll.domain.placement import Placement, held
 from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.planning import placing
 from atoll.planning.placing import Advert
@@ -33,10 +32,12 @@ NewId = Callable[[], str]
 
 _ITS: Final = "its_"
 """Before the names of a placement's columns where they stand beside its sandbox's."""
+_ITS_COLUMNS: Final = tuple((column.name, _ITS + column.name) for column in PLACEMENTS.c)
 _FACTS: Final = Prepared(
     sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
     .outerjoin(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
-    .where(SANDBOXES.c.id == sa.bindparam("of_id"))
+    .where(SANDBOXES.c.id == sa.bindparam("of_id")),
+    unread=["spec"],
 )
 _OLDER: Final = (
     sa.select(PLACEMENTS)
@@ -79,6 +80,8 @@ class Committed:
     changed: bool
     capacity_changed: bool = False
     """The host's used capacity is another."""
+    used: Vector | None = None
+    """What the host's placements hold now, where the commit had to know it anyway."""
     older: tuple[Placement, ...] = ()
     """Earlier placements that have changed."""
     refused_by: Advert | None = None
@@ -105,7 +108,7 @@ def load_many(conn: sa.Connection, sandbox_ids: Sequence[str]) -> Sequence[Facts
 
 
 def _facts(conn: sa.Connection, row: Row) -> Facts:
-    placement = rows.placement({column.name: row[_ITS + column.name] for column in PLACEMENTS.c}) if row[f"{_ITS}id"] is not None else None
+    placement = rows.placement({name: row[its] for name, its in _ITS_COLUMNS}) if row[f"{_ITS}id"] is not None else None
     sandbox = rows.sandbox(row)
     if sandbox.unseen == 0:
         return Facts(sandbox, placement)
@@ -120,7 +123,7 @@ def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: Sealed | None, eve
         {
             "id": sandbox.id,
             "revision": sandbox.revision,
-            "spec": rows.SPEC.dump_python(sandbox.spec, mode="json"),
+            "spec": rows.spec_values(sandbox.spec),
             **rows.sandbox_values(sandbox),
         },
     )
@@ -175,7 +178,9 @@ def reserve(
     code = placing.refusal(known.host, facts.sandbox.spec, used=known.used)
     if code is not None:
         return replace(answer(HostRefused(placement.host_id, code)), refused_by=known)
-    return answer(Placed(replace(placement, generation=facts.sandbox.generation)))
+    done = answer(Placed(replace(placement, generation=facts.sandbox.generation)))
+    # The host's row is locked: nobody else has changed what it holds since it was summed.
+    return replace(done, used=known.used + held(done.placement)) if done.changed and done.placement is not None else done
 
 
 def _advance(conn: sa.Connection, facts: Facts, stimulus: Stimulus, *, now: float, ids: NewId, request_id: str | None) -> Committed:
@@ -206,12 +211,12 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
     if after.bootstrap_exposed and placement is not None and placement.ready and placement.id in was and not was[placement.id].ready:
         payloads.received(conn, after, placement)
     record(conn, after, placement, outcome.notes, at=now, ids=ids, request_id=request_id)
-    holding_before = facts.placement.holding if facts.placement else Holding.NONE
+    held_before = held(facts.placement) if facts.placement else ZERO
     return Committed(
         after,
         placement,
         changed=True,
-        capacity_changed=placement is not None and placement.holding is not holding_before,
+        capacity_changed=placement is not None and held(placement) != held_before,
         older=outcome.older,
         notes=outcome.notes,
     )
@@ -220,7 +225,10 @@ def commit(conn: sa.Connection, facts: Facts, outcome: Outcome, *, now: float, i
 def _update_placement(conn: sa.Connection, before: Placement, after: Placement) -> None:
     """With a fence of its own: an observation often changes nothing of the sandbox."""
     read = {"of_id": before.id, "of_seq": before.seq, "of_desired": before.desired_revision, "of_holding": before.holding.value}
-    if _CHANGED_PLACEMENT.run(conn, {**read, **rows.placement_values(after)}) != 1:
+    old, new = rows.placement_values(before), rows.placement_values(after)
+    changed = {name: value for name, value in new.items() if old[name] != value}
+    # An index of a column that is named is written anew, whatever the value. The number stays named: there may be nothing else.
+    if _CHANGED_PLACEMENT.run(conn, {**read, **changed, "seq": after.seq}) != 1:
         raise Stale(f"placement {before.id}")
 
 
@@ -269,7 +277,7 @@ def record(
                 "generation": sandbox.generation,
                 "state": sandbox.state.value,
                 "reason": sandbox.reason,
-                "data": json.loads(json.dumps(dict(note.data))),
+                "data": dict(note.data),
                 **where,
             }
             for note in notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.store import hints, rows, schema
 from atoll.store.engine import Stale
-from atoll.store.prepared import Prepared
+from atoll.store.prepared import Prepared, Row
 from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOLDS, HOST_EPOCHS, HOSTS, PLACEMENTS, REVOKED_CREDENTIALS, SANDBOXES
 
 # A poll runs most of them.
@@ -37,8 +37,10 @@ _WANTED: Final = Prepared(
     .where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), HOLDS)
     .order_by(PLACEMENTS.c.created_at)
 )
-_PLACEMENTS: Final = sa.select(PLACEMENTS).where(PLACEMENTS.c.id.in_(sa.bindparam("ids", expanding=True)))
-_SANDBOXES: Final = sa.select(SANDBOXES).where(SANDBOXES.c.id.in_(sa.bindparam("ids", expanding=True)))
+_MANY: Final = tuple(f"id{number}" for number in range(16))
+"""As many at once as an answer has commands; prepared statements have no lists."""
+_PLACEMENTS: Final = Prepared(sa.select(PLACEMENTS).where(PLACEMENTS.c.id.in_([sa.bindparam(name) for name in _MANY])))
+_SANDBOXES: Final = Prepared(sa.select(SANDBOXES).where(SANDBOXES.c.id.in_([sa.bindparam(name) for name in _MANY])), unread=["spec"])
 _HOLDINGS: Final = sa.select(PLACEMENTS.c.id, PLACEMENTS.c.holding).where(
     PLACEMENTS.c.id.in_(sa.bindparam("ids", expanding=True)), PLACEMENTS.c.host_id == sa.bindparam("host_id")
 )
@@ -244,10 +246,18 @@ def load_many(conn: sa.Connection, placement_ids: Sequence[str]) -> Sequence[tup
     """Placements with their sandboxes, whole."""
     if not placement_ids:
         return []
-    places = {row["id"]: rows.placement(row) for row in conn.execute(_PLACEMENTS, {"ids": list(placement_ids)}).mappings()}
-    wanted = list({p.sandbox_id for p in places.values()})
-    sandboxes = {row["id"]: rows.sandbox(row) for row in conn.execute(_SANDBOXES, {"ids": wanted}).mappings()}
+    places = {row["id"]: rows.placement(row) for row in _many(conn, _PLACEMENTS, placement_ids)}
+    wanted = list(dict.fromkeys(p.sandbox_id for p in places.values()))
+    sandboxes = {row["id"]: rows.sandbox(row) for row in _many(conn, _SANDBOXES, wanted)}
     return [(places[p], sandboxes[places[p].sandbox_id]) for p in placement_ids if p in places]
+
+
+def _many(conn: sa.Connection, statement: Prepared, ids: Sequence[str]) -> Iterator[Row]:
+    size = len(_MANY)
+    for first in range(0, len(ids), size):
+        some = ids[first : first + size]
+        # No id is empty: what is left of the places finds nothing.
+        yield from statement.all(conn, dict(zip(_MANY, [*some, *[""] * (size - len(some))], strict=True)))
 
 
 def gone_or_unknown(conn: sa.Connection, host_id: str, placement_ids: Sequence[str]) -> tuple[dict[str, int], set[str]]:

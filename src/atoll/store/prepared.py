@@ -8,8 +8,9 @@ ordinary `execute`. What a statement may not have: parameters that expand (`IN` 
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -34,8 +35,7 @@ class _Compiled:
         assert not compiled.update_prefetch, "a default that Python makes"
         self.sql = str(compiled)
         self.places: Final[tuple[tuple[str, Any, _Convert | None], ...]] = tuple(
-            (name, compiled.binds[name].effective_value, compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect))
-            for name in compiled.positiontup or ()
+            (name, compiled.binds[name].effective_value, _writer(compiled.binds[name].type, dialect)) for name in compiled.positiontup or ()
         )
 
     def values(self, given: Parameters) -> list[Any]:
@@ -47,12 +47,19 @@ class _Compiled:
 
 
 class Prepared:
-    """A statement to be run often. *Errors* of running it: those of `Connection.execute`."""
+    """A statement to be run often. *Errors* of running it: those of `Connection.execute`.
 
-    def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update | sa.Delete | sa.TextClause) -> None:
+    `unread`: columns of JSON that SQLite's rows hold as text, for who knows most texts already.
+    """
+
+    def __init__(
+        self, statement: sa.Select[Any] | sa.Insert | sa.Update | sa.Delete | sa.TextClause, *, unread: Collection[str] = ()
+    ) -> None:
         self._statement = statement
+        self._unread = frozenset(unread)
         self._compiled: dict[tuple[str, ...], _Compiled] = {}
-        self._columns: tuple[tuple[str, _Convert | None], ...] | None = None
+        self._columns: tuple[tuple[str, ...], tuple[tuple[str, _Convert], ...]] | None = None
+        """The names of all, and the conversions of those that need one."""
 
     def first(self, conn: sa.Connection, given: Parameters | None = None) -> Row | None:
         """The first row, by names of columns; None when there is none."""
@@ -107,12 +114,38 @@ class Prepared:
     def _row(self, conn: sa.Connection, row: Sequence[Any]) -> Row:
         columns = self._columns
         if columns is None:
-            assert isinstance(self._statement, sa.Select)
-            columns = self._columns = tuple(
-                (str(column.key), column.type.dialect_impl(conn.dialect).result_processor(conn.dialect, None))
-                for column in self._statement.selected_columns
-            )
-        return {name: value if convert is None else convert(value) for (name, convert), value in zip(columns, row, strict=True)}
+            columns = self._columns = self._described(conn.dialect)
+        names, converted = columns
+        found = dict(zip(names, row, strict=True))
+        for name, convert in converted:
+            found[name] = convert(found[name])
+        return found
+
+    def _described(self, dialect: sa.Dialect) -> tuple[tuple[str, ...], tuple[tuple[str, _Convert], ...]]:
+        assert isinstance(self._statement, sa.Select)
+        columns = [(str(column.key), _reader(column.type, dialect)) for column in self._statement.selected_columns]
+        wanted = ((name, convert) for name, convert in columns if convert is not None and name not in self._unread)
+        return tuple(name for name, _ in columns), tuple(wanted)
+
+
+def _writer(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
+    convert = kind.dialect_impl(dialect).bind_processor(dialect)
+    if convert is None or not isinstance(kind, sa.JSON):
+        return convert
+    # Most of what is written is empty, and an encoder costs more than to look.
+    return lambda value: ("{}" if isinstance(value, dict) else "[]") if value in ({}, []) else convert(value)
+
+
+def _reader(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
+    return _from_json if isinstance(kind, sa.JSON) else kind.dialect_impl(dialect).result_processor(dialect, None)
+
+
+def _from_json(text: str | None) -> Any:
+    if text == "{}":
+        return {}
+    if text == "[]":
+        return []
+    return None if text is None else json.loads(text)
 
 
 def _driver(conn: sa.Connection) -> sqlite3.Connection | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -23,6 +24,23 @@ Values = dict[str, Any]
 SPEC: Final = TypeAdapter(Spec)
 
 
+@functools.lru_cache(maxsize=256)
+def _spec_of(text: str) -> Spec:
+    # Most sandboxes have one of a few specs, letter by letter, and each is read a dozen times in a sandbox's life.
+    return SPEC.validate_json(text)
+
+
+def spec(stored: object) -> Spec:
+    """A spec from what its column holds: JSON, or what was read from it."""
+    return _spec_of(stored) if isinstance(stored, str) else SPEC.validate_python(stored)
+
+
+@functools.lru_cache(maxsize=256)
+def spec_values(value: Spec) -> Values:
+    """A spec as its column holds it, and as commands do; not to be changed."""
+    return SPEC.dump_python(value, mode="json")  # type: ignore[no-any-return]
+
+
 def sandbox(row: Row) -> Sandbox:
     """A sandbox from its row."""
     return Sandbox(
@@ -31,7 +49,7 @@ def sandbox(row: Row) -> Sandbox:
         team_id=TeamId(row["team_id"]),
         client_id=ClientId(row["client_id"]),
         state=State(row["state"]),
-        spec=SPEC.validate_python(row["spec"]),
+        spec=spec(row["spec"]),
         generation=row["generation"],
         created_at=row["created_at"],
         end_at=row["end_at"],

@@ -21,7 +21,7 @@ _TERMINAL: Final = tuple(sorted(s.value for s in TERMINAL))
 _started_at: Final = sa.func.coalesce(SANDBOXES.c.started_at, SANDBOXES.c.created_at)
 
 # Made once: a create runs all of them, and to make one costs twice as much as to run it.
-_ONE: Final = Prepared(sa.select(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id")))
+_ONE: Final = Prepared(sa.select(SANDBOXES).where(SANDBOXES.c.id == sa.bindparam("of_id")), unread=["spec"])
 _DUE: Final = (
     sa.select(SANDBOXES.c.id)
     .where(SANDBOXES.c.deadline_at <= sa.bindparam("now"))

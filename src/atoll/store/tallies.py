@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import sqlalchemy as sa
@@ -40,13 +40,19 @@ _LOCKED: Final = (
     .with_for_update()
 )
 # Both databases read the same words here, and no dialect's construct is one for both.
-_ADDED: Final = Prepared(
+_ADDING: Final = (
+    "INSERT INTO tallies (scope, slot, place, living, records) VALUES {} "
+    "ON CONFLICT (scope, slot) DO UPDATE SET living = tallies.living + excluded.living, records = tallies.records + excluded.records"
+)
+_ADDED: Final = Prepared(sa.text(_ADDING.format("(:scope, :slot, :place, :living, :records)")))
+"""Also what is lowered: a sandbox that was counted by `recount` is in a slot that its end does not know, and only the sum has a meaning."""
+
+_ADDED_FOR_ONE: Final = Prepared(
     sa.text(
-        "INSERT INTO tallies (scope, slot, place, living, records) VALUES (:scope, :slot, :place, :living, :records) "
-        "ON CONFLICT (scope, slot) DO UPDATE SET living = tallies.living + excluded.living, records = tallies.records + excluded.records"
+        _ADDING.format("(:one, :slot, 0, :living, :records), (:two, :slot, 1, :living, :records), (:three, :slot, 2, :living, :records)")
     )
 )
-"""Also what is lowered: a sandbox that was counted by `recount` is in a slot that its end does not know, and only the sum has a meaning."""
+"""The same for one sandbox, in all of its scopes: every create and every end runs it."""
 
 
 def admit(conn: sa.Connection, *, team_id: str, client_id: str, limits: Limits) -> None:
@@ -67,21 +73,17 @@ def usage(conn: sa.Connection, *, team_id: str, client_id: str) -> Usage:
 
 def made(conn: sa.Connection, sandbox: Sandbox) -> None:
     """A sandbox has come."""
-    slot = _slot(sandbox.id)
-    living = int(sandbox.state not in TERMINAL)
-    scopes = _scopes(sandbox.team_id, sandbox.client_id)
-    rows = [{"scope": scope, "slot": slot, "place": place, "living": living, "records": 1} for place, scope in enumerate(scopes)]
-    _ADDED.run_many(conn, rows)
+    _add(conn, sandbox, living=int(sandbox.state not in TERMINAL), records=1)
 
 
 def revived(conn: sa.Connection, sandbox: Sandbox) -> None:
     """One that had ended lives again: its record was brought back."""
-    _lower(conn, {(place, scope, _slot(sandbox.id)): -1 for place, scope in enumerate(_scopes(sandbox.team_id, sandbox.client_id))}, {})
+    _add(conn, sandbox, living=1, records=0)
 
 
 def ended(conn: sa.Connection, sandbox: Sandbox) -> None:
     """A sandbox lives no more; its record stays."""
-    _lower(conn, {(place, scope, _slot(sandbox.id)): 1 for place, scope in enumerate(_scopes(sandbox.team_id, sandbox.client_id))}, {})
+    _add(conn, sandbox, living=-1, records=0)
 
 
 def forgotten(conn: sa.Connection, gone: Iterable[tuple[str, str, str]]) -> None:
@@ -90,7 +92,7 @@ def forgotten(conn: sa.Connection, gone: Iterable[tuple[str, str, str]]) -> None
     for sandbox_id, team_id, client_id in gone:
         for place, scope in enumerate(_scopes(team_id, client_id)):
             fewer[place, scope, _slot(sandbox_id)] += 1
-    _lower(conn, {}, fewer)
+    _lower(conn, fewer)
 
 
 def recount(conn: sa.Connection) -> None:
@@ -108,13 +110,16 @@ def _scopes(team_id: str, client_id: str) -> list[str]:
     return [DEPLOYMENT, team_id, client_id]
 
 
+def _named(scopes: list[str]) -> dict[str, str]:
+    return dict(zip(("one", "two", "three"), scopes, strict=True))
+
+
 def _slot(sandbox_id: str) -> int:
     return zlib.crc32(sandbox_id.encode()) % SLOTS
 
 
 def _usage(conn: sa.Connection, scopes: list[str]) -> Usage:
-    of_these = dict(zip(("one", "two", "three"), scopes, strict=True))
-    sums = {row["scope"]: (int(row["living"]), int(row["records"])) for row in _SUMS.all(conn, of_these)}
+    sums = {row["scope"]: (int(row["living"]), int(row["records"])) for row in _SUMS.all(conn, _named(scopes))}
     deployment, team, client = (sums.get(scope, (0, 0)) for scope in scopes)
     return Usage(client[0], team[0], team[1], deployment[0], deployment[1])
 
@@ -128,11 +133,15 @@ def _complete(conn: sa.Connection, scopes: list[str]) -> None:
     )
 
 
-def _lower(conn: sa.Connection, living: dict[tuple[int, str, int], int], records: dict[tuple[int, str, int], int]) -> None:
+def _add(conn: sa.Connection, sandbox: Sandbox, *, living: int, records: int) -> None:
+    of_these = _named(_scopes(sandbox.team_id, sandbox.client_id))
+    _ADDED_FOR_ONE.run(conn, {**of_these, "slot": _slot(sandbox.id), "living": living, "records": records})
+
+
+def _lower(conn: sa.Connection, records: Mapping[tuple[int, str, int], int]) -> None:
     parameters = [
-        {"scope": scope, "slot": slot, "place": place, "living": -living.get(key, 0), "records": -records.get(key, 0)}
-        for key in sorted({*living, *records})
-        for place, scope, slot in (key,)
+        {"scope": scope, "slot": slot, "place": place, "living": 0, "records": -fewer}
+        for (place, scope, slot), fewer in sorted(records.items())
     ]
     if parameters:
         _ADDED.run_many(conn, parameters)

@@ -216,9 +216,11 @@ class Reconciler:
         if done is None:
             return {}
         changed = [one.host_id for one in done.older if one.holding is Holding.NONE]
+        found: Used = {host_id: facts.used(conn, host_id) for host_id in changed}
         if done.capacity_changed and done.placement is not None:
-            changed.append(done.placement.host_id)
-        return {host_id: facts.used(conn, host_id) for host_id in changed}
+            host_id = done.placement.host_id
+            found[host_id] = facts.used(conn, host_id) if done.used is None else done.used
+        return found
 
     async def accept(self, sandbox: Sandbox, work: Callable[[sa.Connection], None]) -> facts.Committed | None:
         """Commit a new sandbox by `work`, and place it: two commits that a store may make durable by one flush.
