@@ -337,12 +337,12 @@ class SqliteStore:
 
     def _await_turn(self, group: _Group) -> None:
         """Begin the transaction once whoever else holds the database has let go."""
-        until = time.monotonic() + _BUSY_S
+        until = time.perf_counter() + _BUSY_S
         while True:
             try:
                 self._say(_BEGIN)
             except sqlite3.Error as error:
-                if not _is_busy(error) or time.monotonic() > until:
+                if not _is_busy(error) or time.perf_counter() > until:
                     group.waits = False
                     group.fail(error)
                     return
