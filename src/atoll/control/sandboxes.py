@@ -103,10 +103,9 @@ class Sandboxes:
     async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False, every_team: bool = False) -> Sandbox:
         """As Service.get."""
         found = await self.store.read(lambda conn: sandboxes.get(conn, sandbox_id)) if is_id(Prefix.SANDBOX, sandbox_id) else None
-        if found is None or (found.team_id != caller.team.id and not (caller.operator and every_team)):
+        if found is None:
             raise not_found(sandbox_id)
-        if sandboxes.is_hidden(found) and found.client_id != caller.client.id and not caller.operator:
-            raise not_found(sandbox_id)
+        _require_seen(found, caller, sandbox_id, every_team=every_team)
         if not ended and (found.state in _ENDED or found.state in STARTING):
             raise not_found(sandbox_id)
         return found
@@ -167,11 +166,19 @@ class Sandboxes:
         revision: int | None = None,
     ) -> Sandbox:
         """As Service.release."""
-        found = await self.get(caller, sandbox_id, ended=True, every_team=every_team)
-        if found.state in _ENDED:
+        if not is_id(Prefix.SANDBOX, sandbox_id):
             raise not_found(sandbox_id)
-        act = Act(caller.actor(), Action.SANDBOX_RELEASE, found.id, data={"reason": str(reason)})
-        done = await self.reconciler.apply(found.id, ReleaseRequested(reason), about=_still_at(revision), act=act)
+        still = _still_at(revision)
+
+        def about(known: Facts) -> bool:
+            # Asked in the transaction that ends it, so that it need not be read twice.
+            _require_seen(known.sandbox, caller, sandbox_id, every_team=every_team)
+            if known.sandbox.state in _ENDED:
+                raise not_found(sandbox_id)
+            return still(known)
+
+        act = Act(caller.actor(), Action.SANDBOX_RELEASE, SandboxId(sandbox_id), data={"reason": str(reason)})
+        done = await self.reconciler.apply(sandbox_id, ReleaseRequested(reason), about=about, act=act)
         if done is None or not done.changed:
             raise not_found(sandbox_id)
         return done.sandbox
@@ -421,6 +428,13 @@ class Sandboxes:
             return
         if not await self.reconciler.ends.told(sandbox.placement_id, sandbox.end_revision, timeout_s=_AGENT_WORD_S):
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the host has not confirmed the new end yet; look at the sandbox again")
+
+
+def _require_seen(found: Sandbox, caller: Caller, sandbox_id: str, *, every_team: bool) -> None:
+    """*Errors*: SANDBOX_NOT_FOUND for who may not know of it."""
+    strange = found.team_id != caller.team.id and not (caller.operator and every_team)
+    if strange or (sandboxes.is_hidden(found) and found.client_id != caller.client.id and not caller.operator):
+        raise not_found(sandbox_id)
 
 
 def _still_at(revision: int | None) -> Callable[[Facts], bool]:

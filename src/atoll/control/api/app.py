@@ -21,6 +21,7 @@ from atoll.control.api.table import Table
 from atoll.control.api.uploads import Uploads
 from atoll.control.api.v1 import config, deployment, document, hosts, imports, sandboxes
 from atoll.control.api.v1.context import CALLER_KEY, REQUEST_ID_KEY, response_of
+from atoll.control.api.v1.direct import Direct
 from atoll.control.api.v1.operations import OperationsApi
 from atoll.control.builds.builds import Builds
 from atoll.control.metering import Meter
@@ -66,6 +67,7 @@ def build_app(  # noqa: PLR0913 - a composition
     Each of `extra` is a path prefix and the bare application that gets
     everything below it, unlimited and unauthenticated: it guards itself. `building` makes templates from steps, where control can.
     """
+    refusals = _Refusals(operations)
     app = Application(
         title="Atoll",
         version=settings.version,
@@ -77,7 +79,7 @@ def build_app(  # noqa: PLR0913 - a composition
         # Its own would show paths, with the ids in them, to whatever collector the environment names.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         exception_handlers={
-            AtollError: _Refusals(operations),
+            AtollError: refusals,
             RequestValidationError: _not_valid,
             HTTPException: _http,
             Exception: _unexpected,
@@ -99,6 +101,7 @@ def build_app(  # noqa: PLR0913 - a composition
         extra=extra,
         e2b=build_table(service, settings, building),
         v1=Table(document.routes(app.openapi())),
+        direct=Direct(of_sandboxes, refusals.keep),
         inner=app.behind,
         meter=meter or Meter(),
     )
@@ -131,13 +134,17 @@ class _Refusals:
 
     async def __call__(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, AtollError)
-        known = AUDITED.get(getattr(request.scope.get("route"), "operation_id", None) or "")
-        if known is not None and isinstance(error, Refused):
-            action, parameter = known
-            caller: Caller = request.scope["state"][CALLER_KEY]
-            subject = str(request.path_params.get(parameter, "")) if parameter else ""
-            await self._operations.refused(Act(caller.actor(), action, subject, str(error.code)))
+        operation = getattr(request.scope.get("route"), "operation_id", None) or ""
+        _, parameter = AUDITED.get(operation, (None, None))
+        subject = str(request.path_params.get(parameter, "")) if parameter else ""
+        await self.keep(operation, request.scope["state"][CALLER_KEY], subject, error)
         return _answer(request, error)
+
+    async def keep(self, operation: str, caller: Caller, subject: str, error: AtollError) -> None:
+        """Keep it, if the audit knows the operation."""
+        known = AUDITED.get(operation)
+        if known is not None and isinstance(error, Refused):
+            await self._operations.refused(Act(caller.actor(), known[0], subject, str(error.code)))
 
 
 async def _not_valid(request: Request, error: Exception) -> Response:

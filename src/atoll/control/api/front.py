@@ -2,7 +2,7 @@
 
 Theory of operation. `extra` applications (the agents' and the edge's hot routes) are dispatched first, with nothing of ours around them.
 Every other request gets an id, is counted against the limits, and is led to its room: paths of E2B's table are answered by their handler
-directly, paths under `/v1` by FastAPI. The order is the same for both: the path is looked up, then the key is checked, then the body is
+directly, paths under `/v1` by FastAPI, but for plain requests of the hot ones (`v1/direct.py`). The order is the same for both: the path is looked up, then the key is checked, then the body is
 read. So nobody without a key makes us read one. Failures leave in the shape of the room that the path is in.
 """
 
@@ -27,6 +27,7 @@ from atoll.control.api.settings import ApiSettings
 from atoll.control.api.table import Match, Table
 from atoll.control.api.v1 import document
 from atoll.control.api.v1.context import CALLER_KEY, REQUEST_ID_KEY
+from atoll.control.api.v1.direct import Asked, Direct
 from atoll.control.metering import OTHER, Meter
 from atoll.control.service import Caller, Service
 from atoll.telemetry import events
@@ -102,6 +103,7 @@ class Front:
         extra: Sequence[tuple[str, ASGIApp]],
         e2b: Table[Handler],
         v1: Table[str],
+        direct: Direct,
         inner: ASGIApp,
         meter: Meter,
     ) -> None:
@@ -112,6 +114,7 @@ class Front:
         self._extra = tuple(extra)
         self._e2b = e2b
         self._v1 = v1
+        self._direct = direct
         self._inner = inner
         self._meter = meter
         self._crowd = limits.Crowd(settings.requests_max)
@@ -188,9 +191,10 @@ class Front:
             return None
         raw_path = visit.scope.get("raw_path", b"").decode("latin-1") or visit.path
         if visit.ours:
-            dead_end = self._dead_end(visit, self._v1.match(visit.method, visit.path, raw_path))
-            if dead_end is None:
-                await self._our_room(visit)
+            ours = self._v1.match(visit.method, visit.path, raw_path)
+            dead_end = self._dead_end(visit, ours)
+            if dead_end is None and ours is not None:
+                await self._our_room(visit, ours)
             return dead_end
         match = self._e2b.match(visit.method, visit.path, raw_path)
         dead_end = self._dead_end(visit, match)
@@ -201,10 +205,15 @@ class Front:
         call = Call(caller, key, match.params, visit.headers, visit.scope["query_string"], body)
         return await match.route.target(call)
 
-    async def _our_room(self, visit: Visit) -> None:
+    async def _our_room(self, visit: Visit, match: Match[str]) -> None:
         _, caller = await self._who(visit)
         body = await limits.read_body(visit.receive, visit.headers, self._settings)
-        _check_json(body)
+        content = _read_json(body)
+        if match.route is not None:
+            response = await self._direct.answer(Asked(caller, match.route.target, match.params, visit.headers, content))
+            if response is not None:
+                await response(visit.scope, visit.receive, visit.out)
+                return
         state = visit.scope.setdefault("state", {})
         state[CALLER_KEY] = caller
         state[REQUEST_ID_KEY] = visit.request_id
@@ -266,10 +275,10 @@ def _plain_failure(visit: Visit, status: int, message: str, headers: Headers = (
     return json_answer(status, e2b_body(status, message), headers)
 
 
-def _check_json(body: bytes) -> None:
+def _read_json(body: bytes) -> Any:
     # FastAPI reads JSON with Python's parser, which lets half surrogates, NaN and other encodings through; this one does not.
     try:
-        from_json(body or b"null", allow_inf_nan=False)
+        return from_json(body or b"null", allow_inf_nan=False)
     except ValueError as error:
         raise Refused(Code.INVALID_REQUEST, f"the body is not JSON: {error}") from error
 
