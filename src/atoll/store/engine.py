@@ -8,7 +8,7 @@ commit. All functions are short by contract. One control process per file, held 
 let removals be recorded on a full disk.
 
 Functions don't run on the committing thread, since SQLite's driver gives up the interpreter's lock around each statement: with a busy loop
-beside it, every statement would wait for its turn, and two threads would spend their time on handing the lock over (adr/0020).
+beside it, every statement would wait for its turn, and two threads would spend their time on handing the lock over (adr/0021).
 Source: a durable commit costs 0.2 ms alone and far less in a group (docs/PERFORMANCE.md).
 """
 
