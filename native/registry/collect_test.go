@@ -32,6 +32,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// knows has everybody do everything, but for those who say that they are strangers.
+func knows(r *http.Request, _, _ string) bool { return r.Header.Get("Stranger") == "" }
+
 func newWorld(t *testing.T, change func(*Config)) *world {
 	t.Helper()
 	config := Config{Root: t.TempDir(), UploadsMax: 8, UploadMax: 1 << 20, KeptSeconds: 3600}
@@ -41,7 +44,7 @@ func newWorld(t *testing.T, change func(*Config)) *world {
 	engine := config.engine()
 	engine.Auth = nil
 	touched := &touches{root: config.Root}
-	server := httptest.NewServer(newGuard(handlers.NewApp(t.Context(), engine), config, touched))
+	server := httptest.NewServer(newGuard(handlers.NewApp(t.Context(), engine), config, touched, knows))
 	t.Cleanup(server.Close)
 	return &world{t, server, &collector{config: config, touched: touched, log: slog.New(slog.DiscardHandler)}, touched}
 }
@@ -151,6 +154,38 @@ func TestCollectionTakesWhatNothingRefersTo(t *testing.T) {
 	}
 	if found := w.do("GET", "/v2/team/app/blobs/"+used, "", nil); found.StatusCode != http.StatusOK {
 		t.Fatalf("what an image needs was taken: %d", found.StatusCode)
+	}
+}
+
+func TestAStrangersLookKeepsNothing(t *testing.T) {
+	w := newWorld(t, func(config *Config) { config.UploadsMax = 0 })
+	if begun := w.do("POST", "/v2/team/app/blobs/uploads/", "", nil); begun.StatusCode != http.StatusTooManyRequests {
+		t.Fatalf("a place for an upload where there is none: %d", begun.StatusCode)
+	}
+	ask := func(method, path string, stranger bool) int {
+		r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+		if stranger {
+			r.Header.Set("Stranger", "yes")
+		}
+		said := httptest.NewRecorder()
+		w.server.Config.Handler.ServeHTTP(said, r)
+		return said.Code
+	}
+	// The engine says what it thinks of them: they wait for no place.
+	if said := ask("POST", "/v2/team/app/blobs/uploads/", true); said != http.StatusAccepted {
+		t.Fatalf("it was not led to the engine: %d", said)
+	}
+	w = newWorld(t, nil)
+	loose := w.blob("loose")
+	w.age()
+	ask("HEAD", "/v2/team/app/blobs/"+loose, true)
+	ask("POST", "/v2/other/app/blobs/uploads/?from=team/app&mount="+loose, true)
+	if done := w.collect(true); len(done.Blobs) != 1 {
+		t.Fatalf("a stranger has kept it: %+v", done)
+	}
+	ask("HEAD", "/v2/team/app/blobs/"+loose, false)
+	if done := w.collect(true); len(done.Blobs) != 0 {
+		t.Fatalf("a client's look did not count: %+v", done)
 	}
 }
 

@@ -11,16 +11,20 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/distribution/distribution/v3/registry/auth"
 )
 
 // manifestMax is the engine's own limit.
 const manifestMax = 4 << 20
 
 var (
-	blobPath     = regexp.MustCompile(`^/v2/(.+)/blobs/(sha256:[0-9a-f]{64})$`)
-	uploadPath   = regexp.MustCompile(`^/v2/(.+)/blobs/uploads/`)
-	manifestPath = regexp.MustCompile(`^/v2/(.+)/manifests/[^/]+$`)
-	digestText   = regexp.MustCompile(`sha256:[0-9a-f]{64}`)
+	blobPath   = regexp.MustCompile(`^/v2/(.+)/blobs/(sha256:[0-9a-f]{64})$`)
+	uploadPath = regexp.MustCompile(`^/v2/(.+)/blobs/uploads/`)
+	// What is not of a repository is not uploaded to.
+	repositoryPath = regexp.MustCompile(`^/v2/(.+)/(?:blobs/uploads/[^/]*|blobs/[^/]+|manifests/[^/]+|tags/list|referrers/[^/]+)$`)
+	manifestPath   = regexp.MustCompile(`^/v2/(.+)/manifests/[^/]+$`)
+	digestText     = regexp.MustCompile(`sha256:[0-9a-f]{64}`)
 )
 
 // touches mark what a client has begun to count on: the times of files say when, and outlive this process. A file is never
@@ -53,14 +57,44 @@ type guard struct {
 	config  Config
 	touched *touches
 	uploads chan struct{}
+	// allowed says whether a request's token permits an action with a repository.
+	allowed func(r *http.Request, repository, action string) bool
 }
 
-func newGuard(next http.Handler, config Config, touched *touches) *guard {
-	return &guard{next: next, config: config, touched: touched, uploads: make(chan struct{}, config.UploadsMax)}
+func newGuard(next http.Handler, config Config, touched *touches, allowed func(*http.Request, string, string) bool) *guard {
+	return &guard{next: next, config: config, touched: touched, uploads: make(chan struct{}, config.UploadsMax), allowed: allowed}
+}
+
+// byToken asks as the engine does, with the same settings.
+func byToken(controller auth.AccessController) func(*http.Request, string, string) bool {
+	return func(r *http.Request, repository, action string) bool {
+		_, err := controller.Authorized(r, auth.Access{Resource: auth.Resource{Type: "repository", Name: repository}, Action: action})
+		return err == nil
+	}
+}
+
+// stranger says that the engine will refuse a request for its token: that takes no place among the uploads, and marks nothing.
+func (g *guard) stranger(r *http.Request) bool {
+	found := repositoryPath.FindStringSubmatch(r.URL.Path)
+	if found == nil {
+		return true
+	}
+	action := "push"
+	switch r.Method {
+	case http.MethodGet, http.MethodHead:
+		action = "pull"
+	case http.MethodDelete:
+		action = "delete"
+	}
+	return !g.allowed(r, found[1], action)
 }
 
 func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := r.URL.Path
+	if g.stranger(r) {
+		g.next.ServeHTTP(w, r)
+		return
+	}
 	if r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch {
 		select {
 		case g.uploads <- struct{}{}:
@@ -83,7 +117,9 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
 		meant := []string{query.Get("digest"), query.Get("mount")}
 		g.touched.touch(repository, meant...)
-		g.touched.touch(query.Get("from"), meant...)
+		if from := query.Get("from"); from != "" && g.allowed(r, from, "pull") {
+			g.touched.touch(from, meant...)
+		}
 		g.next.ServeHTTP(w, r)
 		g.touched.touch(repository, meant...)
 	case blobPath.MatchString(path) && r.Method == http.MethodHead:

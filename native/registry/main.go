@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/auth"
 	"github.com/distribution/distribution/v3/registry/handlers"
 	"github.com/sirupsen/logrus"
 
@@ -110,10 +111,14 @@ func run(ctx context.Context, file string, log *slog.Logger) error {
 	if engine.HTTP.Secret, err = secret(filepath.Join(filepath.Dir(config.Root), "uploads.key")); err != nil {
 		return err
 	}
+	controller, err := auth.GetAccessController("token", engine.Auth["token"])
+	if err != nil {
+		return err
+	}
 	app := handlers.NewApp(context.Background(), engine)
 	touched := &touches{root: config.Root}
 	mux := http.NewServeMux()
-	mux.Handle("/v2/", newGuard(app, config, touched))
+	mux.Handle("/v2/", newGuard(app, config, touched, byToken(controller)))
 	mux.Handle("GET /-/health", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, http.StatusOK, map[string]any{"healthy": true})
 	}))
