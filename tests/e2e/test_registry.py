@@ -15,8 +15,11 @@ from uuid import uuid4
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from e2b import Sandbox, Template
 
+from tests.e2e import oci
 from tests.e2e.conftest import Product
+from tests.e2e.oci import Image
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -70,6 +73,53 @@ def push(product: Product, repository: str, tag: str) -> str:
     done = ask(product, "PUT", f"/v2/{repository}/manifests/{tag}", bearer, content=manifest, headers={"Content-Type": MANIFEST})
     assert done.status_code == 201, done.text
     return digest(manifest)
+
+
+def push_layout(product: Product, repository: str, tag: str, layout: Path) -> str:
+    """The image of an OCI layout; answers how it is referred to."""
+    bearer = token(product, f"repository:{repository}:pull,push")
+
+    def blob(name: str) -> bytes:
+        return (layout / "blobs" / "sha256" / name.removeprefix("sha256:")).read_bytes()
+
+    manifest = blob(json.loads((layout / "index.json").read_text())["manifests"][0]["digest"])
+    said = json.loads(manifest)
+    for one in (said["config"], *said["layers"]):
+        push_blob(product, repository, bearer, blob(one["digest"]))
+    kind = {"Content-Type": said.get("mediaType", MANIFEST)}
+    done = ask(product, "PUT", f"/v2/{repository}/manifests/{tag}", bearer, content=manifest, headers=kind)
+    assert done.status_code == 201, done.text
+    return f"{product.url.removeprefix('http://')}/{repository}:{tag}"
+
+
+def imported(product: Product, source: str, key: str) -> dict[str, Any]:
+    """How an import by a team's key ended."""
+    name = f"r-{uuid4().hex[:12]}"
+    made = product.call("POST", "/v1/template-imports", json={"name": name, "source": f"registry:{source}"}, key=key)
+    assert made.status_code == 202, made.text
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        one: dict[str, Any] = product.call("GET", f"/v1/template-imports/{made.json()['id']}", key=key).json()
+        if one["state"] != "running":
+            product.call("DELETE", f"/v1/templates/{name}", key=key)
+            return one
+        time.sleep(0.1)
+    raise AssertionError(one)
+
+
+@pytest.mark.skipif(oci.BUSYBOX is None, reason="busybox is missing: apt-get install busybox-static")
+def test_a_pushed_image_is_a_source_for_its_team_alone(product: Product, tmp_path: Path) -> None:
+    image = Image([oci.busybox(oci.Entry("etc/from-image", b"yes\n"))], {"Env": ["PATH=/bin"]})
+    pushed = push_layout(product, f"default/{uuid4().hex[:8]}", "one", image.write(tmp_path / "image"))
+    ended = imported(product, pushed, product.key)
+    assert ended["state"] == "ready", ended
+    other = product.call("POST", "/v1/keys", json={"name": "other", "team": f"o-{uuid4().hex[:8]}"}).json()["secret"]
+    assert imported(product, pushed, other)["code"] == "IMAGE_ACCESS_DENIED"
+    name = f"r-{uuid4().hex[:12]}"
+    Template.build(Template().from_image(pushed).run_cmd("cat /etc/from-image >/home/user/seen"), name, cpu_count=1, memory_mb=512)
+    with Sandbox.create(template=name, timeout=60) as sandbox:
+        assert sandbox.commands.run("cat /home/user/seen").stdout == "yes\n"
+    product.call("DELETE", f"/v1/templates/{name}")
 
 
 def test_nobody_gets_in_without_a_key(product: Product) -> None:

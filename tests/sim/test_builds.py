@@ -16,6 +16,7 @@ import pytest
 from atoll.base.errors import Code, Refused
 from atoll.control.builds import builds as module
 from atoll.control.builds.port import Bench, Ended, Layer, Pulled, Told
+from atoll.control.service import Caller
 from atoll.domain.building import Build, Result
 from tests.sim.world import Agent, World
 
@@ -61,7 +62,7 @@ class Shop:
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     let_go: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def pull(self, source: str, credentials: Mapping[str, str], told: Told) -> Pulled:
+    async def pull(self, source: str, caller: Caller, credentials: Mapping[str, str], told: Told) -> Pulled:
         self.pulled.append((source, dict(credentials)))
         if "missing" in source:
             raise Refused(Code.IMAGE_UNAVAILABLE, f"{source} is not there")

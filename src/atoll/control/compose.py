@@ -51,6 +51,7 @@ from atoll.control.loops.waiting import Waiting
 from atoll.control.loops.watch import Watch
 from atoll.control.metering import Meter
 from atoll.control.orders import Orders
+from atoll.control.own_registry import OwnRegistry
 from atoll.control.records import Records
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import ReplicaView
@@ -395,7 +396,7 @@ class Control:
                 extra=[
                     *self.hot,
                     (uploads.PREFIX, self.uploads),
-                    (registry.PREFIX, self._registry_tokens()),
+                    (registry.PREFIX, registry.RegistryTokens(self.service, _own_registry(settings, clock=self._clock, dice=self._dice))),
                     (archives.PREFIX, archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex())),
                 ],
             )
@@ -416,10 +417,6 @@ class Control:
         kept = retention.Kept(settings.records_kept_s, settings.audit_kept_s, settings.alerts_kept_s, settings.events_kept_s)
         self._spawn(retention.run(reconciler.store, self._clock, kept))
         self._started = True
-
-    def _registry_tokens(self) -> registry.RegistryTokens:
-        key = signing_key(_key(self.settings.secrets / "token.key"))
-        return registry.RegistryTokens(self.service, key, self._clock, new_id=lambda: self._dice(16).hex())
 
     def _well_known(self) -> WellKnown:
         settings = self.settings
@@ -504,7 +501,14 @@ def _imports(settings: ControlSettings, *, store: Store, clock: Clock, dice: Dic
     if settings.images is not None and settings.image_program is not None:
         carrier = Carrier(settings.image_program, settings.images, settings.registries)
     uploads = (settings.images or settings.secrets) / "uploads"
-    return Imports(store=store, clock=clock, dice=dice, carrier=carrier, uploads=uploads)
+    own = _own_registry(settings, clock=clock, dice=dice)
+    return Imports(store=store, clock=clock, dice=dice, carrier=carrier, uploads=uploads, own=own)
+
+
+def _own_registry(settings: ControlSettings, *, clock: Clock, dice: Dice) -> OwnRegistry:
+    port = settings.domain.rpartition(":")[2]
+    addresses = dict.fromkeys((settings.domain, f"localhost:{port}", f"127.0.0.1:{port}"))
+    return OwnRegistry(tuple(addresses), signing_key(_key(settings.secrets / "token.key")), clock, dice)
 
 
 def _key(path: Path) -> bytes:

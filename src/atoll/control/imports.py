@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
+from atoll.control.own_registry import OwnRegistry
 from atoll.control.service import Caller
 from atoll.domain.building import DEFAULT_TAG
 from atoll.domain.importing import MOVES, Event, Import, ImportRequest, State
@@ -59,6 +60,7 @@ class Imports:
     dice: Dice
     carrier: Carrier | None
     uploads: Path
+    own: OwnRegistry | None = None
     logs: dict[str, list[str]] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     holders: int = 0
@@ -101,7 +103,7 @@ class Imports:
         )
         await self.store.write(lambda conn: self._accept(conn, one))
         self.logs[one.id] = []
-        task = asyncio.create_task(self._run(one, request, source), name=f"import {one.id}")
+        task = asyncio.create_task(self._run(one, request, source, caller.team.name), name=f"import {one.id}")
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return one
@@ -170,9 +172,9 @@ class Imports:
         if not self.tasks - {asyncio.current_task()} and not self.holders:
             blobs.collect(self.carrier.store, wanted)
 
-    async def _run(self, one: Import, request: ImportRequest, source: str) -> None:
+    async def _run(self, one: Import, request: ImportRequest, source: str, team: str) -> None:
         try:
-            ended = await self._pull(one, request, source)
+            ended = await self._pull(one, request, source, team)
         except AtollError as error:
             ended = self._failed(one, error.code, error.message)
         except TimeoutError:
@@ -189,12 +191,16 @@ class Imports:
                 self._upload_of(one).unlink()
         await self.collect()
 
+    def login(self, team: str, source: str) -> Mapping[str, str]:
+        """What a pull without credentials is given: the team's right, where the source is an image of its own in our registry."""
+        return {} if self.own is None else self.own.login(team, source.removeprefix("registry:"))
+
     def _upload_of(self, one: Import) -> Path:
         match = ARCHIVE.fullmatch(one.source)
         assert match is not None
         return self.uploads / one.team_id / f"{match['hex']}.tar"
 
-    async def _pull(self, one: Import, request: ImportRequest, source: str) -> Import | None:
+    async def _pull(self, one: Import, request: ImportRequest, source: str, team: str) -> Import | None:
         """None when the template is there; else how it failed."""
         assert self.carrier is not None
         log = self.logs[one.id]
@@ -204,7 +210,7 @@ class Imports:
 
         async with self.room, asyncio.timeout(IMPORT_S):
             log.append(f"pulling {one.source}")
-            record = await self.carrier.pull(source, options=request.credentials, told=told)
+            record = await self.carrier.pull(source, options=request.credentials or self.login(team, source), told=told)
         log.append(f"image {record['digest']}, {len(record['layers'])} layers, {record['bytes']} bytes")
         await self.store.write(lambda conn: self._publish(conn, one, request, record, tuple(log)))
         LOG.info(names.TEMPLATE_REGISTERED, name=one.name, image=record["digest"])

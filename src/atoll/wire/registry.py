@@ -73,7 +73,7 @@ def granted(team: str, scopes: Sequence[str]) -> tuple[Access, ...]:
     return tuple(found)
 
 
-def claims(client_id: str, access: Sequence[Access], *, now: float, token_id: str) -> dict[str, Any]:
+def claims(client_id: str, access: Sequence[Access], *, now: float, token_id: str, lasts_s: int = TOKEN_S) -> dict[str, Any]:
     """A token's content. Times in wall seconds. *Source*: the distribution project's token specification."""
     return {
         "iss": ISSUER,
@@ -81,7 +81,7 @@ def claims(client_id: str, access: Sequence[Access], *, now: float, token_id: st
         "aud": SERVICE,
         "iat": int(now),
         "nbf": int(now) - 60,
-        "exp": int(now) + TOKEN_S,
+        "exp": int(now) + lasts_s,
         "jti": token_id,
         "access": [{"type": "repository", "name": one.name, "actions": list(one.actions)} for one in access],
     }

@@ -9,19 +9,17 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import parse_qs
 
-import jwt
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from starlette.types import Receive, Scope, Send
 
-from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.control.api import auth
 from atoll.control.api.errors import row_of
 from atoll.control.api.exchange import Answer, json_answer
+from atoll.control.own_registry import OwnRegistry
 from atoll.control.service import Service
 from atoll.wire import registry
 
@@ -32,11 +30,9 @@ CREDENTIALS_MAX = 1024
 class RegistryTokens:
     """The application."""
 
-    def __init__(self, service: Service, key: Ed25519PrivateKey, clock: Clock, *, new_id: Callable[[], str]) -> None:
+    def __init__(self, service: Service, own: OwnRegistry) -> None:
         self._service = service
-        self._key = key
-        self._clock = clock
-        self._new_id = new_id
+        self._own = own
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
@@ -56,10 +52,8 @@ class RegistryTokens:
         if query.get("service", [registry.SERVICE]) != [registry.SERVICE]:
             raise Refused(Code.INVALID_REQUEST, f"this is the registry {registry.SERVICE}")
         access = registry.granted(caller.team.name, query.get("scope", []))
-        now = self._clock.now()
-        content = registry.claims(caller.client.id, access, now=now, token_id=self._new_id())
-        token = jwt.encode(content, self._key, algorithm="EdDSA", headers={"kid": registry.key_id(self._key)})
-        issued = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        token, made_at = self._own.token(caller.client.id, access)
+        issued = datetime.fromtimestamp(made_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return json_answer(200, {"token": token, "access_token": token, "expires_in": registry.TOKEN_S, "issued_at": issued})
 
 

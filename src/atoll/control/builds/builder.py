@@ -116,7 +116,7 @@ class Builder:
             return Start(found.image, context, found.command, found.command_user, found.ready_command)
         assert recipe.from_image is not None
         journal.say(f"FROM image {recipe.from_image}")
-        pulled = await self.workshop.pull(f"registry:{recipe.from_image}", credentials, journal.told)
+        pulled = await self.workshop.pull(f"registry:{recipe.from_image}", caller, credentials, journal.told)
         return Start(pulled.image, Context(env=dict(environment(pulled.env))))
 
     async def _step(

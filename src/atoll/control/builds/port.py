@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from atoll.control.service import Caller
 from atoll.domain.building import Build, Result
 
 Told = Callable[[str, str], None]
@@ -61,7 +62,7 @@ class Bench(Protocol):
 class Workshop(Protocol):
     """Where builds work."""
 
-    async def pull(self, source: str, credentials: Mapping[str, str], told: Told) -> Pulled:
+    async def pull(self, source: str, caller: Caller, credentials: Mapping[str, str], told: Told) -> Pulled:
         """Have an image in the store. *Errors*: as images.carrier.Carrier.pull."""
         ...
 

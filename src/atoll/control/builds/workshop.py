@@ -75,7 +75,7 @@ class SandboxWorkshop:
     step_s: float
     amazon: Amazon
 
-    async def pull(self, source: str, credentials: Mapping[str, str], told: Told) -> Pulled:
+    async def pull(self, source: str, caller: Caller, credentials: Mapping[str, str], told: Told) -> Pulled:
         """See Workshop."""
         assert self.imports.carrier is not None
         if KEYS[0] in credentials:
@@ -83,7 +83,7 @@ class SandboxWorkshop:
         async with self.imports.room, asyncio.timeout(IMPORT_S):
             record = await self.imports.carrier.pull(
                 source,
-                options=credentials,
+                options=credentials or self.imports.login(caller.team.name, source),
                 told=lambda line: told("info", f"{line['event']} layer {int(line['layer']) + 1}: {line['digest']}"),
             )
         return Pulled(str(record["digest"]), tuple(record["env"] or ()))

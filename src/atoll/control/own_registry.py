@@ -1,0 +1,46 @@
+"""The deployment's own registry, as control knows it: it signs the tokens, and gives one to its own pulls of a team's images.
+
+A team that asks control to import one of its images, or to build on one, has shown its key already; it need not be asked for it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atoll.base.clock import Clock
+from atoll.base.ids import Dice
+from atoll.wire import registry
+
+PULL_S: Final = 3600
+"""A pull goes on with one token to its end, and may take half an hour."""
+_SUBJECT: Final = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRegistry:
+    """`addresses`: under which this machine reaches it, as `HOST:PORT`."""
+
+    addresses: Sequence[str]
+    key: Ed25519PrivateKey
+    clock: Clock
+    dice: Dice
+
+    def token(self, subject: str, access: Sequence[registry.Access], *, lasts_s: int = registry.TOKEN_S) -> tuple[str, int]:
+        """A signed token, and when it was made (wall seconds)."""
+        now = int(self.clock.now())
+        content = registry.claims(subject, access, now=now, token_id=self.dice(16).hex(), lasts_s=lasts_s)
+        return jwt.encode(content, self.key, algorithm="EdDSA", headers={"kid": registry.key_id(self.key)}), now
+
+    def login(self, team: str, reference: str) -> Mapping[str, str]:
+        """What a pull of `HOST:PORT/TEAM/NAME[:TAG][@DIGEST]` for a team is given: nothing, unless it is the team's and here."""
+        address, _, rest = reference.partition("/")
+        if address not in self.addresses:
+            return {}
+        name = rest.partition("@")[0].partition(":")[0]
+        access = registry.granted(team, [f"repository:{name}:pull"])
+        return {"token": self.token(_SUBJECT, access, lasts_s=PULL_S)[0]} if access else {}
