@@ -23,7 +23,7 @@ from tests.instance.survival import Client
 
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = ROOT / ".venv" / "bin" / "atoll"
-BINARIES = ("atoll-guest", "atoll-io", "runsc")
+BINARIES = ("atoll-guest", "atoll-io", "atoll-registry", "runsc")
 UP_S = 300
 
 

@@ -89,7 +89,7 @@ def test_a_sandbox_ends_on_a_full_disk(small: Instance) -> None:
 
 def test_a_runtime_that_goes_missing(fresh: Callable[[], Instance]) -> None:
     one = fresh()
-    for name in ("atoll-guest", "atoll-io", "runsc"):
+    for name in ("atoll-guest", "atoll-io", "atoll-registry", "runsc"):
         shutil.copy2(BINARIES / name, one.home / name)
     one.environment["ATOLL_BIN"] = str(one.home)
     one.run("up", "--no-demo")

@@ -148,7 +148,7 @@ def test_keep_sandboxes_stops_the_programs_only(fresh: Callable[[], Instance]) -
 def test_new_programs_replace_old_ones_under_sandboxes_that_go_on(fresh: Callable[[], Instance], tmp_path: Path) -> None:
     one = fresh()
     binaries = Path(os.environ.get("ATOLL_BIN") or ROOT / "build" / "bin")
-    for name in ("atoll-guest", "atoll-io", "runsc"):
+    for name in ("atoll-guest", "atoll-io", "atoll-registry", "runsc"):
         shutil.copy2(binaries / name, one.home / name)
     one.environment["ATOLL_BIN"] = str(one.home)
     one.run("up", "--no-demo")
