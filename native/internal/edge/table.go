@@ -243,9 +243,10 @@ func (t *table) snapshot(incarnation string, routes []*Route, since time.Time) (
 		t.tombstones, t.graves, t.wanted = make(map[string]tombstone), nil, make(map[string]int64)
 	}
 	said := make(map[string]struct{}, len(routes))
+	sameLife := incarnation == t.incarnation
 	for _, route := range routes {
 		said[route.SandboxID] = struct{}{}
-		if incarnation != t.incarnation {
+		if !sameLife {
 			ended = append(ended, t.replaceLocked(route)...)
 		} else {
 			ended = append(ended, t.putLocked(route)...)
@@ -260,7 +261,9 @@ func (t *table) snapshot(incarnation string, routes []*Route, since time.Time) (
 			continue
 		}
 		ended = append(ended, t.dropLocked(id)...)
-		t.buryLocked(id, absence(e, t.now()))
+		if sameLife {
+			t.buryLocked(id, absence(e, t.now()))
+		}
 	}
 	t.incarnation, t.synced = incarnation, true
 	t.snapshots++

@@ -97,6 +97,17 @@ func TestSnapshots(t *testing.T) {
 	if e, _ := table.find("inewer"); e.route.Revision != 3 {
 		t.Fatal("a revision of the former store outlived it")
 	}
+	// What the new life's snapshot lacks may come a moment later, from its host, with a lower revision.
+	table.put(routeAt("ilate", 7, stateReady))
+	late, _ := table.find("ilate")
+	table.snapshot("restored again", nil, time.Now())
+	if e, _ := table.find("ilate"); e != nil || !late.placement.Ended() {
+		t.Fatal("a route of the former life stays")
+	}
+	table.put(routeAt("ilate", 1, stateReady))
+	if e, verdict := table.find("ilate"); verdict != known || e.route.Revision != 1 {
+		t.Fatal("a revision of the former life kept a sandbox of the new one away")
+	}
 }
 
 func TestAwait(t *testing.T) {
@@ -195,6 +206,7 @@ func TestWhatWasAbsentMayComeBackAsItWas(t *testing.T) {
 
 func TestAnAnswerFromBeforeASnapshotIsNotTaken(t *testing.T) {
 	table := newTestTable()
+	table.snapshot("inc", nil, time.Now())
 	table.put(routeAt("i1", 5, stateReady))
 	asked := table.snapshotCount()
 	table.snapshot("inc", nil, time.Now())
