@@ -18,7 +18,7 @@ up: ## install what is missing, build, start everything, run a first sandbox (ro
 down: ## stop what `make up` started
 	@if [ -x .venv/bin/atoll ]; then .venv/bin/atoll down; else echo "nothing was ever started from here"; fi
 
-test: ## every test, matrices sampled (root; within 20 minutes)
+test: ## every test, matrices sampled (root; about half an hour)
 	@$(PYTHON) scripts/setup.py --for test
 	@$(PYTHON) scripts/suite.py test
 
