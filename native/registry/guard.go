@@ -145,9 +145,8 @@ func (g *guard) manifest(w http.ResponseWriter, r *http.Request, repository stri
 	}
 	g.touched.touch(repository, digestText.FindAllString(string(body), -1)...)
 	r.Body = io.NopCloser(bytes.NewReader(body))
-	kept := &recorder{ResponseWriter: w}
-	g.next.ServeHTTP(kept, r)
-	g.touched.touch(repository, kept.Header().Get("Docker-Content-Digest"))
+	g.next.ServeHTTP(w, r)
+	g.touched.touch(repository, w.Header().Get("Docker-Content-Digest"))
 }
 
 // room refuses what the disk would not hold, before a byte of it is taken.
@@ -166,8 +165,6 @@ func (g *guard) room(w http.ResponseWriter, r *http.Request) bool {
 	}
 	return true
 }
-
-type recorder struct{ http.ResponseWriter }
 
 func refuse(w http.ResponseWriter, status int, code, message string) {
 	answer(w, status, map[string]any{"errors": []map[string]string{{"code": code, "message": message}}})

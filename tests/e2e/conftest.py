@@ -23,9 +23,10 @@ import httpx
 import pytest
 from e2b import Sandbox
 
+from atoll.programs.layout import BINARIES
+
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = ROOT / ".venv" / "bin" / "atoll"
-BINARIES = ("atoll-guest", "atoll-io", "atoll-registry", "runsc")
 UP_S = 600
 
 

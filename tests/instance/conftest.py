@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 
 from atoll.programs import identity
-from atoll.programs.layout import Layout
+from atoll.programs.layout import BINARIES, Layout
 from tests.instance.survival import Client
 
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = ROOT / ".venv" / "bin" / "atoll"
-BINARIES = ("atoll-guest", "atoll-io", "atoll-registry", "runsc")
 UP_S = 300
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.programs import layout
 from tests.instance.conftest import ROOT, Instance, until
 
 BINARIES = Path(os.environ.get("ATOLL_BIN") or ROOT / "build" / "bin")
@@ -89,7 +90,7 @@ def test_a_sandbox_ends_on_a_full_disk(small: Instance) -> None:
 
 def test_a_runtime_that_goes_missing(fresh: Callable[[], Instance]) -> None:
     one = fresh()
-    for name in ("atoll-guest", "atoll-io", "atoll-registry", "runsc"):
+    for name in layout.BINARIES:
         shutil.copy2(BINARIES / name, one.home / name)
     one.environment["ATOLL_BIN"] = str(one.home)
     one.run("up", "--no-demo")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from atoll.programs.layout import BINARIES
 from tests.instance.conftest import ATOLL, ROOT, Instance
 
 FROM = Path("/proc")
@@ -148,7 +149,7 @@ def test_keep_sandboxes_stops_the_programs_only(fresh: Callable[[], Instance]) -
 def test_new_programs_replace_old_ones_under_sandboxes_that_go_on(fresh: Callable[[], Instance], tmp_path: Path) -> None:
     one = fresh()
     binaries = Path(os.environ.get("ATOLL_BIN") or ROOT / "build" / "bin")
-    for name in ("atoll-guest", "atoll-io", "atoll-registry", "runsc"):
+    for name in BINARIES:
         shutil.copy2(binaries / name, one.home / name)
     one.environment["ATOLL_BIN"] = str(one.home)
     one.run("up", "--no-demo")

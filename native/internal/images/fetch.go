@@ -116,7 +116,7 @@ func (s *Store) resume(ctx context.Context, from objects.Reader, want Descriptor
 
 func (s *Store) complete(ctx context.Context, file *os.File, from objects.Reader, want Descriptor) error {
 	sum := sha256.New()
-	got, err := io.Copy(sum, &contextReader{ctx, file})
+	got, err := io.Copy(sum, objects.NewContextReader(ctx, file))
 	if err != nil {
 		return failure(CodeInternal, err, "what there is of blob %s cannot be read", want.Digest)
 	}
@@ -138,21 +138,7 @@ func (s *Store) complete(ctx context.Context, file *os.File, from objects.Reader
 			return err
 		}
 	}
-	if got != want.Size {
-		s.keepAside(file, want.Digest)
-		return failure(CodeCorrupt, nil, "blob %s should have %d bytes, %s came", want.Digest, want.Size, amount(got, want.Size))
-	}
-	if found := text(sum); found != want.Digest {
-		s.keepAside(file, want.Digest)
-		return failure(CodeCorrupt, nil, "blob %s was asked for, what came is %s", want.Digest, found)
-	}
-	if err := errors.Join(file.Chmod(0o640), file.Sync()); err != nil {
-		return failure(CodeInternal, err, "blob %s cannot be written", want.Digest)
-	}
-	if err := os.Rename(file.Name(), s.path(want.Digest)); err != nil {
-		return failure(CodeInternal, err, "blob %s cannot be written", want.Digest)
-	}
-	return nil
+	return s.keep(file, want, got, sum)
 }
 
 // append writes what comes from a byte on, and at most one byte too much, which tells a longer blob from the right one. An answer that
@@ -163,7 +149,7 @@ func (s *Store) append(ctx context.Context, to io.Writer, from objects.Reader, w
 		return 0, fetchFailure(err, want.Digest)
 	}
 	defer body.Close()
-	more, err := io.Copy(to, &contextReader{ctx, io.LimitReader(body, want.Size-at+1)})
+	more, err := io.Copy(to, objects.NewContextReader(ctx, io.LimitReader(body, want.Size-at+1)))
 	if err != nil {
 		return more, fetchFailure(err, want.Digest)
 	}

@@ -15,6 +15,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"atoll.local/native/internal/objects"
 )
 
 // Store keeps blobs by their digest: `blobs/sha256/HEX`. A blob that is there is whole; `partial/` holds what is being
@@ -121,10 +123,15 @@ func (s *Store) put(ctx context.Context, want Descriptor, source io.Reader) erro
 	if want.Size >= 0 {
 		limited = io.LimitReader(source, want.Size+1)
 	}
-	got, err := io.Copy(io.MultiWriter(file, sum), &contextReader{ctx, limited})
+	got, err := io.Copy(io.MultiWriter(file, sum), objects.NewContextReader(ctx, limited))
 	if err != nil {
 		return failure(CodeUnavailable, err, "blob %s could not be fetched", want.Digest)
 	}
+	return s.keep(file, want, got, sum)
+}
+
+// keep has a file of partial/ appear as the blob that it should be; one of another size or digest goes to quarantine.
+func (s *Store) keep(file *os.File, want Descriptor, got int64, sum hash.Hash) error {
 	if want.Size >= 0 && got != want.Size {
 		s.keepAside(file, want.Digest)
 		return failure(CodeCorrupt, nil, "blob %s should have %d bytes, %s came", want.Digest, want.Size, amount(got, want.Size))
@@ -187,19 +194,6 @@ func (s *Store) lock(ctx context.Context, digest string) (func(), error) {
 		return nil, err
 	}
 	return func() { release(); inner.Unlock() }, nil
-}
-
-// contextReader ends a copy when its context does.
-type contextReader struct {
-	ctx  context.Context
-	from io.Reader
-}
-
-func (r *contextReader) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.from.Read(p)
 }
 
 func digestOf(content []byte) string {

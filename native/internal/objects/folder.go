@@ -34,7 +34,7 @@ func (f *Folder) Put(ctx context.Context, name Name, size int64, content io.Read
 	}
 	defer os.Remove(file.Name())
 	defer file.Close()
-	if _, err := io.Copy(file, &contextReader{ctx, verify(name, size, content)}); err != nil {
+	if _, err := io.Copy(file, NewContextReader(ctx, verify(name, size, content))); err != nil {
 		return err
 	}
 	if err := errors.Join(file.Chmod(0o640), file.Sync()); err != nil {
@@ -121,7 +121,11 @@ func (f *Folder) Delete(_ context.Context, name Name) error {
 	return nil
 }
 
-// contextReader ends a copy when its context does.
+// NewContextReader ends a copy when its context does.
+func NewContextReader(ctx context.Context, from io.Reader) io.Reader {
+	return &contextReader{ctx, from}
+}
+
 type contextReader struct {
 	ctx  context.Context
 	from io.Reader

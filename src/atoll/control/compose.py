@@ -302,7 +302,8 @@ class Control:
 
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
         templates = Templates(store)
-        self.imports = _imports(self.settings, store=store, clock=self._clock, dice=self._dice)
+        self._own_registry = _own_registry(self.settings, clock=self._clock, dice=self._dice)
+        self.imports = _imports(self.settings, self._own_registry, store=store, clock=self._clock, dice=self._dice)
         hosts = Hosts(
             store=store,
             clock=self._clock,
@@ -396,7 +397,7 @@ class Control:
                 extra=[
                     *self.hot,
                     (uploads.PREFIX, self.uploads),
-                    (registry.PREFIX, registry.RegistryTokens(self.service, _own_registry(settings, clock=self._clock, dice=self._dice))),
+                    (registry.PREFIX, registry.RegistryTokens(self.service, self._own_registry)),
                     (archives.PREFIX, archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex())),
                 ],
             )
@@ -496,12 +497,11 @@ def _store(settings: ControlSettings, dice: Dice) -> Store:
     return PostgresStore(named.read_text().strip(), dice=dice)
 
 
-def _imports(settings: ControlSettings, *, store: Store, clock: Clock, dice: Dice) -> Imports:
+def _imports(settings: ControlSettings, own: OwnRegistry, *, store: Store, clock: Clock, dice: Dice) -> Imports:
     carrier = None
     if settings.images is not None and settings.image_program is not None:
         carrier = Carrier(settings.image_program, settings.images, settings.registries)
     uploads = (settings.images or settings.secrets) / "uploads"
-    own = _own_registry(settings, clock=clock, dice=dice)
     return Imports(store=store, clock=clock, dice=dice, carrier=carrier, uploads=uploads, own=own)
 
 

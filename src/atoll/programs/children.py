@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from atoll.programs.layout import PROCESSES, USER, Layout, bin_directory, repository
+from atoll.programs.layout import BINARIES, PROCESSES, USER, Layout, bin_directory, repository
 from atoll.programs.users import Account, closed_on_the_way
 
 _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "LD_PRELOAD", "TMPDIR")
@@ -74,7 +74,7 @@ def fingerprint() -> str:
     whole = hashlib.sha256()
     code = Path(__file__).resolve().parents[1]
     files = sorted(path for path in code.rglob("*") if path.suffix in {".py", ".json", ".sql", ".mako", ".ini"})
-    binaries = [bin_directory() / name for name in ("atoll-io", "atoll-guest", "atoll-registry", "runsc")]
+    binaries = [bin_directory() / name for name in BINARIES]
     for path in [*files, *binaries]:
         try:
             info = path.stat()

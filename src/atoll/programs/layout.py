@@ -170,8 +170,12 @@ def repository() -> Path:
     return Path(atoll.__file__).resolve().parents[2]
 
 
+BINARIES: Final = ("atoll-guest", "atoll-io", "atoll-registry", "runsc")
+"""What an instance runs that is not Python."""
+
+
 def bin_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where `atoll-guest`, `atoll-io` and `runsc` are: ATOLL_BIN, else the build directory of the checkout."""
+    """Where BINARIES are: ATOLL_BIN, else the build directory of the checkout."""
     named = environ.get("ATOLL_BIN")
     return Path(named) if named else repository() / "build" / "bin"
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from atoll.base.errors import Code, Unavailable
+from atoll.cli import output
+from atoll.cli.output import JsonOption
 from atoll.programs import instance, probes
 from atoll.programs.layout import layout_of
 from atoll.programs.users import require_root
@@ -15,8 +17,6 @@ from atoll.programs.users import require_root
 COLLECT_S: Final = 3600.0
 
 app = typer.Typer(help="The registry of container images, at the instance's own address.", no_args_is_help=True)
-
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
 @app.command("gc")
@@ -33,7 +33,7 @@ def gc(
         raise Unavailable(Code.NOT_RUNNING, f"the registry did not collect: {_why(body) if status else body}")
     done: dict[str, Any] = json.loads(body)
     if as_json:
-        print(json.dumps(done))
+        output.document(done)
         return
     said = "would be removed" if dry_run else "removed"
     print(f"{len(done['blobs'])} blobs, {done['bytes']} bytes {said}; {done['kept']} are kept because they were counted on lately")
@@ -47,7 +47,7 @@ def status(*, as_json: JsonOption = False) -> None:
     view = probes.look("registry", place, config)
     found = {"healthy": view.healthy, "pid": view.pid, "address": config.domain, "detail": view.detail}
     if as_json:
-        print(json.dumps(found))
+        output.document(found)
         return
     print(f"{'healthy' if view.healthy else view.detail}; docker login {config.domain} (any user, a team's API key as password)")
 
