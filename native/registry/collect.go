@@ -57,11 +57,15 @@ func (c *collector) collect(ctx context.Context, dryRun bool) (*Collected, error
 	done := &Collected{DryRun: dryRun, Blobs: []string{}}
 	careful := &sweeper{StorageDriver: files, touched: c.touched, kept: time.Duration(c.config.KeptSeconds) * time.Second, done: done}
 	// An engine without repositories has no directory of them.
-	err = storage.MarkAndSweep(ctx, careful, registry, storage.GCOpts{Quiet: true})
+	err = storage.MarkAndSweep(ctx, careful, canonically{registry, c.touched.names}, storage.GCOpts{Quiet: true})
 	if missing := (driver.PathNotFoundError{}); err != nil && !errors.As(err, &missing) && !strings.Contains(err.Error(), "Path not found") {
 		return nil, err
 	}
-	return done, nil
+	c.touched.gate.Lock()
+	defer c.touched.gate.Unlock()
+	gone, err := c.touched.names.sweep(dryRun)
+	done.Links += gone
+	return done, err
 }
 
 // sweeper is the storage as the engine's sweep sees it: it takes away only what may go now.

@@ -43,8 +43,12 @@ func newWorld(t *testing.T, change func(*Config)) *world {
 	}
 	engine := config.engine()
 	engine.Auth = nil
-	touched := &touches{root: config.Root}
-	server := httptest.NewServer(newGuard(handlers.NewApp(t.Context(), engine), config, touched, knows))
+	touched := &touches{names: names{config.Root}}
+	kept, err := newManifests(t.Context(), config, touched, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(newGuard(handlers.NewApp(t.Context(), engine), config, kept, knows))
 	t.Cleanup(server.Close)
 	return &world{t, server, &collector{config: config, touched: touched, log: slog.New(slog.DiscardHandler)}, touched}
 }

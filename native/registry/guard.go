@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -13,56 +11,64 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3/registry/auth"
+	"github.com/opencontainers/go-digest"
 )
 
-// manifestMax is the engine's own limit.
-const manifestMax = 4 << 20
-
 var (
-	blobPath   = regexp.MustCompile(`^/v2/(.+)/blobs/(sha256:[0-9a-f]{64})$`)
+	blobPath   = regexp.MustCompile(`^/v2/(.+)/blobs/(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$`)
 	uploadPath = regexp.MustCompile(`^/v2/(.+)/blobs/uploads/`)
 	// What is not of a repository is not uploaded to.
 	repositoryPath = regexp.MustCompile(`^/v2/(.+)/(?:blobs/uploads/[^/]*|blobs/[^/]+|manifests/[^/]+|tags/list|referrers/[^/]+)$`)
-	manifestPath   = regexp.MustCompile(`^/v2/(.+)/manifests/[^/]+$`)
-	digestText     = regexp.MustCompile(`sha256:[0-9a-f]{64}`)
+	manifestPath   = regexp.MustCompile(`^/v2/(.+)/manifests/([^/]+)$`)
+	referrersPath  = regexp.MustCompile(`^/v2/(.+)/referrers/([^/]+)$`)
+	digestText     = regexp.MustCompile(`sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}`)
 )
 
 // touches mark what a client has begun to count on: the times of files say when, and outlive this process. A file is never
 // touched while it is judged and removed.
 type touches struct {
-	root string
-	gate sync.RWMutex
+	names names
+	gate  sync.RWMutex
 }
-
-func (t *touches) base() string { return filepath.Join(t.root, "docker", "registry", "v2") }
 
 func (t *touches) touch(repository string, digests ...string) {
 	t.gate.RLock()
 	defer t.gate.RUnlock()
 	now := time.Now()
-	for _, digest := range digests {
-		hex, ok := strings.CutPrefix(digest, "sha256:")
-		if !ok || len(hex) != 64 || strings.Contains(hex, "/") || strings.Contains(repository, "..") {
+	for _, text := range digests {
+		meant, err := digest.Parse(text)
+		if err != nil || strings.Contains(repository, "..") {
 			continue
 		}
+		if meant.Algorithm() != digest.Canonical {
+			if meant, err = t.names.canonical(repository, layers, meant); err != nil {
+				continue
+			}
+		}
+		hex := meant.Encoded()
 		// What is not there yet has the time of its making.
-		_ = os.Chtimes(filepath.Join(t.base(), "blobs", "sha256", hex[:2], hex, "data"), now, now)
-		_ = os.Chtimes(filepath.Join(t.base(), "repositories", repository, "_layers", "sha256", hex, "link"), now, now)
+		_ = os.Chtimes(filepath.Join(t.names.base(), "blobs", "sha256", hex[:2], hex, "data"), now, now)
+		_ = os.Chtimes(t.names.link(repository, layers, meant), now, now)
 	}
 }
 
 // guard stands before the engine.
 type guard struct {
-	next    http.Handler
-	config  Config
-	touched *touches
-	uploads chan struct{}
+	next      http.Handler
+	config    Config
+	names     names
+	touched   *touches
+	manifests *manifests
+	uploads   chan struct{}
 	// allowed says whether a request's token permits an action with a repository.
 	allowed func(r *http.Request, repository, action string) bool
 }
 
-func newGuard(next http.Handler, config Config, touched *touches, allowed func(*http.Request, string, string) bool) *guard {
-	return &guard{next: next, config: config, touched: touched, uploads: make(chan struct{}, config.UploadsMax), allowed: allowed}
+func newGuard(next http.Handler, config Config, kept *manifests, allowed func(*http.Request, string, string) bool) *guard {
+	return &guard{
+		next: next, config: config, names: kept.names, touched: kept.touched, manifests: kept,
+		uploads: make(chan struct{}, config.UploadsMax), allowed: allowed,
+	}
 }
 
 // byToken asks as the engine does, with the same settings.
@@ -109,44 +115,52 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, g.config.UploadMax)
 	}
-	switch {
-	case r.Method == http.MethodPut && manifestPath.MatchString(path):
-		g.manifest(w, r, manifestPath.FindStringSubmatch(path)[1])
-	case uploadPath.MatchString(path):
-		repository := uploadPath.FindStringSubmatch(path)[1]
-		query := r.URL.Query()
-		meant := []string{query.Get("digest"), query.Get("mount")}
-		g.touched.touch(repository, meant...)
-		if from := query.Get("from"); from != "" && g.allowed(r, from, "pull") {
-			g.touched.touch(from, meant...)
+	if found := manifestPath.FindStringSubmatch(path); found != nil && r.Method == http.MethodPut {
+		g.manifests.put(w, r, found[1], found[2])
+	} else if found != nil && r.Method == http.MethodDelete && strings.Contains(found[2], ":") {
+		if asked, ok := meant(w, found[2]); ok {
+			g.manifests.remove(w, r, found[1], asked)
 		}
-		g.next.ServeHTTP(w, r)
-		g.touched.touch(repository, meant...)
-	case blobPath.MatchString(path) && r.Method == http.MethodHead:
-		// A client that is told that a blob is there does not send it.
-		found := blobPath.FindStringSubmatch(path)
-		g.touched.touch(found[1], found[2])
-		g.next.ServeHTTP(w, r)
-	default:
+	} else if found := referrersPath.FindStringSubmatch(path); found != nil && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
+		if asked, ok := meant(w, found[2]); ok {
+			g.manifests.list(w, r, found[1], asked)
+		}
+	} else if found := uploadPath.FindStringSubmatch(path); found != nil {
+		g.upload(w, r, found[1])
+	} else if found := blobPath.FindStringSubmatch(path); found != nil {
+		if r.Method == http.MethodHead {
+			// A client that is told that a blob is there does not send it.
+			g.touched.touch(found[1], found[2])
+		}
+		g.next.ServeHTTP(by(w, found[2]), r)
+	} else {
 		g.next.ServeHTTP(w, r)
 	}
 }
 
-// manifest has everything that a manifest names counted on before the engine looks whether it is there.
-func (g *guard) manifest(w http.ResponseWriter, r *http.Request, repository string) {
-	body, err := io.ReadAll(io.LimitReader(r.Body, manifestMax+1))
+// upload has what is sent, or mounted, counted on before and after the engine has it.
+func (g *guard) upload(w http.ResponseWriter, r *http.Request, repository string) {
+	query := r.URL.Query()
+	named := []string{query.Get("digest"), query.Get("mount")}
+	g.touched.touch(repository, named...)
+	done := func(int) {}
+	if from := query.Get("from"); from != "" && g.allowed(r, from, "pull") {
+		g.touched.touch(from, named...)
+		done = g.mounted(r, repository)
+	}
+	said := &seen{ResponseWriter: by(w, named[0]+named[1])}
+	g.next.ServeHTTP(said, r)
+	done(said.status)
+	g.touched.touch(repository, named...)
+}
+
+// meant is the digest that a path names; a client that names none is told so.
+func meant(w http.ResponseWriter, text string) (digest.Digest, bool) {
+	asked, err := digest.Parse(text)
 	if err != nil {
-		refuse(w, http.StatusBadRequest, "MANIFEST_INVALID", "the manifest broke off")
-		return
+		refuse(w, http.StatusBadRequest, "DIGEST_INVALID", err.Error())
 	}
-	if len(body) > manifestMax {
-		refuse(w, http.StatusRequestEntityTooLarge, "MANIFEST_INVALID", "a manifest has at most 4 MiB")
-		return
-	}
-	g.touched.touch(repository, digestText.FindAllString(string(body), -1)...)
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	g.next.ServeHTTP(w, r)
-	g.touched.touch(repository, w.Header().Get("Docker-Content-Digest"))
+	return asked, err == nil
 }
 
 // room refuses what the disk would not hold, before a byte of it is taken.

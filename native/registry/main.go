@@ -116,9 +116,13 @@ func run(ctx context.Context, file string, log *slog.Logger) error {
 		return err
 	}
 	app := handlers.NewApp(context.Background(), engine)
-	touched := &touches{root: config.Root}
+	touched := &touches{names: names{config.Root}}
+	kept, err := newManifests(ctx, config, touched, log)
+	if err != nil {
+		return err
+	}
 	mux := http.NewServeMux()
-	mux.Handle("/v2/", newGuard(app, config, touched, byToken(controller)))
+	mux.Handle("/v2/", newGuard(app, config, kept, byToken(controller)))
 	mux.Handle("GET /-/health", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, http.StatusOK, map[string]any{"healthy": true})
 	}))

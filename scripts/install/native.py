@@ -1,5 +1,5 @@
 """The Go toolchain and what it builds: atoll-guest and atoll-io from native/, runsc from the module
-pinned in native/runsc, atoll-registry from native/registry.
+pinned in native/runsc, atoll-registry from native/registry; what tests ask the registry with from the pins in native/clients.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ VERSION: Final = "atoll.local/native/internal/version.Version"
 RUNSC: Final = "gvisor.dev/gvisor/runsc"
 # Whatever the machine's own settings are: the toolchain that was chosen, no C, the locked modules, no version control questions.
 ENVIRONMENT: Final = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off"}
+CLIENTS: Final = {
+    "oci-conformance": "github.com/opencontainers/distribution-spec/conformance",
+    "oras": "oras.land/oras/cmd/oras",
+}
+"""Under build/tools: the distribution specification's own tests, and a client of registries."""
 # Each build would take every core: one at a time.
 COMPILER: Final = threading.Lock()
 MODULES_TODO: Final = "see that this machine reaches its Go module proxy (go env GOPROXY), then run this again"
@@ -92,10 +97,24 @@ def ensure_registry(reporter: Reporter) -> str:
     return "built atoll-registry"
 
 
+def ensure_clients(reporter: Reporter) -> str:
+    """Have the registry's clients of tests, as they are pinned."""
+    module = NATIVE / "clients"
+    digest = stamps.digest_of_files(module, [module / "go.mod", module / "go.sum"], extra=_text(_go_version(GO)))
+    stamp = BUILD / "stamps" / "clients"
+    if stamps.is_current(stamp, digest, *[BUILD / "tools" / name for name in CLIENTS]):
+        return f"have {' and '.join(CLIENTS)}"
+    with COMPILER:
+        for name, package in CLIENTS.items():
+            _build(reporter, name, package=package, module=module, flags=[], into=BUILD / "tools")
+    stamps.write(stamp, digest)
+    return f"built {' and '.join(CLIENTS)}"
+
+
 def _is_source(path: Path) -> bool:
     parts = path.relative_to(NATIVE).parts
     return (
-        parts[0] not in {"runsc", "registry"}
+        parts[0] not in {"runsc", "registry", "clients"}
         and "testdata" not in parts
         and not path.name.endswith("_test.go")
         and not path.name.startswith(".")
@@ -118,10 +137,10 @@ def ensure_runsc(reporter: Reporter) -> str:
     return f"built runsc {pinned.group(1)}"
 
 
-def _build(reporter: Reporter, name: str, *, package: str, module: Path, flags: Sequence[str]) -> None:
+def _build(reporter: Reporter, name: str, *, package: str, module: Path, flags: Sequence[str], into: Path = BIN) -> None:
     """Build one program; it appears under its name by a rename, so that a running instance never sees half of it."""
-    BIN.mkdir(parents=True, exist_ok=True)
-    unfinished = BIN / f".{name}.{os.getpid()}"
+    into.mkdir(parents=True, exist_ok=True)
+    unfinished = into / f".{name}.{os.getpid()}"
     reporter.say(f"building {name}")
     linker = ["-trimpath", "-ldflags", " ".join(["-s -w", *flags])]
     try:
@@ -131,7 +150,7 @@ def _build(reporter: Reporter, name: str, *, package: str, module: Path, flags: 
             cwd=module,
             env=ENVIRONMENT,
         )
-        unfinished.replace(BIN / name)
+        unfinished.replace(into / name)
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -38,6 +38,7 @@ def steps_for(purpose: str) -> tuple[Step, ...]:
     return (
         *common,
         Step("sdk", "old Python SDK", environments.ensure_old_sdk, after=("python",)),
+        Step("clients", "registry clients", native.ensure_clients, after=("go",)),
         Step("node", "Node and the JavaScript SDK", environments.ensure_node, after=("sdk",)),
     )
 
