@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_the_specifications_own_tests_pass(product: Product, tmp_path: Path) -> 
     command = [tool("oci-conformance")]
     ran = subprocess.run(command, env=settings, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
-    cases = [(str(case.get("name")), case.get("status")) for case in ElementTree.parse(tmp_path / "junit.xml").iter("testcase")]
+    cases = [(str(case.get("name")), case.get("status")) for case in ET.parse(tmp_path / "junit.xml").iter("testcase")]
     declined = {name.rpartition("/")[2] for name, status in cases if status != "passed"}
     # What the suite leaves out by itself would hide what we think is tested.
     assert declined <= OPTIONAL, declined
