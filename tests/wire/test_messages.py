@@ -55,7 +55,7 @@ def golden(name: str) -> dict[str, Any]:
 
 def test_every_golden_file_is_read_here() -> None:
     files = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.json")}
-    assert files == {*MODELS, "guest/claims"}
+    assert {name for name in files if not name.startswith("manifests/")} == {*MODELS, "guest/claims"}
 
 
 @pytest.mark.parametrize("name", NAMES)

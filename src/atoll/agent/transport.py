@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from atoll.agent.trust import check_url, context
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
+from atoll.wire import manifests
 from atoll.wire.agent import (
     MESSAGE_BYTES_MAX,
     Accounts,
@@ -37,6 +38,7 @@ from atoll.wire.agent import (
     Poll,
     PollAnswer,
 )
+from atoll.wire.manifests import KeyChain, KeySet
 from atoll.wire.wellknown import PATH, WellKnown
 
 M = TypeVar("M", bound=BaseModel)
@@ -117,6 +119,23 @@ class HttpTransport:
             headers = {"Atoll-Entries": str(entries), "Content-Type": "application/octet-stream"}
             await self._ask("PUT", f"/agent/v1/layers/{wish_id}", file, what="layer", within_s=LAYER_S, headers=headers)
 
+    async def manifest(self, digest: str) -> bytes:
+        """The envelope of a signed manifest. *Errors*: Refused IMAGE_UNAVAILABLE when control has none."""
+        path = f"/agent/v1/manifests/{digest}"
+        return await self._ask("GET", path, None, what="a signed manifest", within_s=CALL_S, bytes_max=manifests.BYTES_MAX)
+
+    async def key_chain(self) -> KeyChain:
+        """Every set of keys for signed manifests."""
+        body = await self._ask("GET", "/agent/v1/image-keys", None, what="keys", within_s=CALL_S, bytes_max=manifests.BYTES_MAX)
+        return _read_as(KeyChain, body, "keys")
+
+    async def first_keys(self) -> KeySet:
+        """Which keys count for signed manifests, as everybody is told. *Errors*: Refused PROTOCOL_UNSUPPORTED: an older control."""
+        told = (await self.well_known()).image_keys
+        if told is None:
+            raise Refused(Code.PROTOCOL_UNSUPPORTED, "control signs no images: it is older than this agent")
+        return told
+
     async def close(self) -> None:
         """Hang up."""
         if self._session is not None:
@@ -139,6 +158,7 @@ class HttpTransport:
         what: str,
         within_s: float,
         headers: Mapping[str, str] | None = None,
+        bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> bytes:
         session = self._open()
         at, url = self._at, self._urls[self._at % len(self._urls)]
@@ -148,7 +168,7 @@ class HttpTransport:
         timeout = aiohttp.ClientTimeout(total=within_s, sock_connect=5.0)
         try:
             async with session.request(method, url + path, data=data, headers=sent, timeout=timeout, allow_redirects=False) as response:
-                body = await _read(response)
+                body = await _read(response, bytes_max)
                 if response.status >= 300:
                     raise refusal(response.status, body, response.headers.get("Retry-After"))
                 return body
@@ -188,11 +208,11 @@ def _reason(error: aiohttp.ClientConnectorCertificateError | aiohttp.ClientConne
     return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or cause)
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
+async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
-        if len(body) > MESSAGE_BYTES_MAX:
+        if len(body) > bytes_max:
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "control's answer is too long")
     return bytes(body)
 

@@ -115,6 +115,8 @@ class Code(StrEnum):
     BUILD_TIMEOUT = "BUILD_TIMEOUT"
     BUILD_QUOTA = "BUILD_QUOTA"
     START_COMMAND_FAILED = "START_COMMAND_FAILED"
+    IMAGE_UNTRUSTED = "IMAGE_UNTRUSTED"
+    ARTIFACT_NOT_FOUND = "ARTIFACT_NOT_FOUND"
 
 
 HINTS: Final[Mapping[Code, str]] = {
@@ -210,6 +212,8 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.BUILD_TIMEOUT: "Make the steps faster, or fewer; what was done is kept and found again by the next build.",
     Code.BUILD_QUOTA: "Wait until one of the team's builds has ended.",
     Code.START_COMMAND_FAILED: "The template's start command ended or never got ready; `atoll sandbox logs` shows what it wrote.",
+    Code.IMAGE_UNTRUSTED: "No key that the host trusts has signed this image; compare `atoll image key show` on control with the host's.",
+    Code.ARTIFACT_NOT_FOUND: "The artifact store does not have it any more; build or import the template again.",
 }
 
 

@@ -1,4 +1,4 @@
-"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,accounts,payloads,blobs}, bare ASGI (wire/agent.py says what each is for).
+"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,accounts,payloads,blobs,manifests,image-keys}, bare ASGI (wire/agent.py says what each is for).
 
 Each host has a rate of its own, in this replica: an agent that spins is told when to come again, and costs others nothing. Who shows no
 valid credential, and who enrols, share one rate each.
@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
-from atoll.control import asgi, giving
+from atoll.control import asgi
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.enrollment import Enrollment
+from atoll.control.giving import Giving
 from atoll.control.sessions import Sessions
 from atoll.domain.host import Host
 from atoll.planning.admission import Bucket
@@ -24,6 +25,8 @@ from atoll.wire import agent as wire
 PREFIX: Final = "/agent/v1/"
 LAYERS: Final = "layers/"
 BLOBS: Final = "blobs/"
+MANIFESTS: Final = "manifests/"
+IMAGE_KEYS: Final = "image-keys"
 _DIGITS_MAX: Final = 15
 
 
@@ -44,7 +47,11 @@ ENROLL_PACE: Final = Pace(20.0, 200.0)
 class Agents:
     """ASGI for everything below PREFIX."""
 
-    def __init__(self, sessions: Sessions, enrollment: Enrollment, clock: Clock, *, pace: Pace = HOST_PACE) -> None:
+    def __init__(
+        self, sessions: Sessions, enrollment: Enrollment, clock: Clock, *, giving: Giving | None = None, pace: Pace = HOST_PACE
+    ) -> None:
+        """`giving`: None where this control keeps no images."""
+        self._giving = giving
         self._sessions = sessions
         self._enrollment = enrollment
         self._clock = clock
@@ -58,8 +65,8 @@ class Agents:
         call = str(scope["path"]).removeprefix(PREFIX)
         if scope["method"] == "PUT" and call.startswith(LAYERS):
             await self._layer(scope, receive, send, call.removeprefix(LAYERS))
-        elif scope["method"] == "GET" and call.startswith(BLOBS):
-            await self._blob(scope, send, call.removeprefix(BLOBS))
+        elif scope["method"] == "GET":
+            await self._give(scope, send, call)
         else:
             await self._message(scope, receive, send, call)
 
@@ -100,11 +107,18 @@ class Agents:
         await self._sessions.captures.receive(host.id, wish_id, int(entries), receive)
         await asgi.answer(send, 204, b"")
 
-    async def _blob(self, scope: Scope, send: Send, digest: str) -> None:
+    async def _give(self, scope: Scope, send: Send, call: str) -> None:
+        if call != IMAGE_KEYS and not call.startswith((BLOBS, MANIFESTS)):
+            raise Refused(Code.INVALID_REQUEST, "agents' calls are POST")
         await self._host(scope)
-        if self._sessions.captures is None:
+        if self._giving is None:
             raise Refused(Code.IMAGE_UNAVAILABLE, "this control keeps no images")
-        await giving.give(self._sessions.captures.store, digest, scope, send)
+        if call.startswith(BLOBS):
+            await self._giving.blob(call.removeprefix(BLOBS), scope, send)
+        elif call.startswith(MANIFESTS):
+            await self._giving.manifest(call.removeprefix(MANIFESTS), send)
+        else:
+            await self._giving.key_chain(send)
 
     async def _host(self, scope: Scope) -> Host:
         """Who calls. *Errors*: Refused UNAUTHENTICATED, CREDENTIAL_REVOKED; Unavailable RATE_LIMITED."""

@@ -37,6 +37,7 @@ from atoll.control.directory import Directory
 from atoll.control.ends import Ends
 from atoll.control.enrollment import Enrollment
 from atoll.control.facade import Facade
+from atoll.control.giving import Giving
 from atoll.control.hosts import Hosts
 from atoll.control.hub import Hub
 from atoll.control.imports import Imports
@@ -49,6 +50,7 @@ from atoll.control.loops.reconcile import Reconciler
 from atoll.control.loops.replicas import Replicas
 from atoll.control.loops.waiting import Waiting
 from atoll.control.loops.watch import Watch
+from atoll.control.manifests import Manifests
 from atoll.control.metering import Meter
 from atoll.control.orders import Orders
 from atoll.control.own_registry import OwnRegistry
@@ -62,6 +64,7 @@ from atoll.control.usages import Usages
 from atoll.control.wellknown import Joining, WellKnown
 from atoll.control.whys import Whys
 from atoll.domain.deployment import Deployment
+from atoll.images.artifacts import Artifacts, Folder
 from atoll.images.carrier import Carrier
 from atoll.store import backup, restoring, schema, timeline
 from atoll.store import sandboxes as stored
@@ -152,6 +155,7 @@ class Control:
         self._store = store
         self._following: Following | None = None
         self._replicas: Replicas | None = None
+        self.artifacts: Artifacts | None = None if settings.images is None else Folder(settings.images)
 
     async def start(self) -> None:
         """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*; Bug when it is another install's."""
@@ -302,6 +306,7 @@ class Control:
 
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
         templates = Templates(store)
+        self.manifests = None if self.artifacts is None else Manifests(self.settings.secrets, self.artifacts)
         self._own_registry = _own_registry(self.settings, clock=self._clock, dice=self._dice)
         self.imports = _imports(self.settings, self._own_registry, store=store, clock=self._clock, dice=self._dice)
         hosts = Hosts(
@@ -326,6 +331,7 @@ class Control:
             tokens=tokens,
             usages=Usages(clock=self._clock, consoles=consoles),
             configuration=self.configuration,
+            manifests=self.manifests,
         )
         self.builds = self._builds(store, orders=orders, templates=templates, sandboxes=sandboxes)
         self.uploads = uploads.Uploads(tokens, self._clock, self.builds.archive, request_id=lambda: self._dice(8).hex())
@@ -382,7 +388,10 @@ class Control:
             version=settings.version,
             shared=shared,
         )
-        of_agents = Counted(agents.Agents(self.sessions, self.enrollment, self._clock), self.meter)
+        giving = None
+        if settings.images is not None and self.artifacts is not None and self.manifests is not None:
+            giving = Giving(settings.images, self.artifacts, self.manifests)
+        of_agents = Counted(agents.Agents(self.sessions, self.enrollment, self._clock, giving=giving), self.meter)
         self.hot = [(agents.PREFIX, of_agents), (routes.PREFIX, self._routes), (wellknown.PREFIX, self._well_known())]
         if settings.api:
             self._app = build_app(
@@ -411,6 +420,8 @@ class Control:
         self._spawn(self.waiting.run())
         self._spawn(self.watch.run())
         self._spawn(self.builds.run())
+        if self.manifests is not None:
+            self._spawn(self.manifests.run())
         self._spawn(refresh.run(reconciler.store, configuration=self.configuration, directory=reconciler.directory if shared else None))
         self._spawn(self.alerts.run())
         if self._export.on:
@@ -428,6 +439,7 @@ class Control:
             guest_public_key=self._tokens.guest_public_key,
             directory=self.reconciler.directory,
             clock=self._clock,
+            image_keys=self.manifests.current if self.manifests is not None else None,
         )
 
     async def stop(self) -> None:

@@ -1,7 +1,8 @@
-"""Giving blobs of the image store to hosts of other machines: `GET /agent/v1/blobs/{digest}`, from any byte on.
+"""Giving hosts what images are made of: `GET /agent/v1/blobs/{digest}`, from any byte on, and signed manifests with the keys that count.
 
 A host may have every blob: which images it needs, its commands say, and a digest says nothing that the host could not ask for by a sandbox.
-What it gets it counts and digests itself, so nothing is checked here. Why: docs/adr/0020.
+What it gets it counts and digests itself, so nothing is checked here. What control has not on its own disk it sends hosts to fetch by a link
+of the artifact store's, which is good for a while and for that object alone; credentials stay here. Why: docs/adr/0020, 0024.
 """
 
 from __future__ import annotations
@@ -9,16 +10,53 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from atoll.base.errors import Code, Refused
 from atoll.control import asgi
 from atoll.control.asgi import Scope, Send
+from atoll.control.manifests import Manifests
+from atoll.images.artifacts import BLOBS, Artifacts, key_of
 
 PART_BYTES: Final = 1 << 20
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _RANGE: Final = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+
+
+LINK_S: Final = 900.0
+"""How long a link to an object is good: longer than the start of any download, which goes on beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Giving:
+    """What hosts may ask for. `local`: where the image program keeps blobs on this machine."""
+
+    local: Path
+    artifacts: Artifacts
+    manifests: Manifests
+
+    async def blob(self, digest: str, scope: Scope, send: Send) -> None:
+        """Answer a blob, or where it is. *Errors*: as `give`; those of Artifacts."""
+        if self.artifacts.local is None:
+            key = key_of(BLOBS, digest)
+            if await self.artifacts.head(key) is not None:
+                link = await self.artifacts.link(key, lasts_s=LINK_S)
+                if link is not None:
+                    # No answer may be kept by anybody in between: the link is a secret for as long as it is good.
+                    headers = ((b"location", link.encode()), (b"cache-control", b"no-store"))
+                    await asgi.answer(send, 307, b"{}", headers=headers)
+                    return
+        await give(self.local, digest, scope, send)
+
+    async def manifest(self, digest: str, send: Send) -> None:
+        """Answer a signed manifest. *Errors*: Refused INVALID_REQUEST, IMAGE_UNAVAILABLE; those of Artifacts."""
+        await asgi.answer(send, 200, await self.manifests.give(digest))
+
+    async def key_chain(self, send: Send) -> None:
+        """Answer every key set that there was."""
+        await asgi.answer_model(send, self.manifests.chain())
 
 
 async def give(store: Path, digest: str, scope: Scope, send: Send) -> None:

@@ -12,7 +12,7 @@ import binascii
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -24,6 +24,7 @@ from atoll.control.configuration import Configuration
 from atoll.control.consoles import Consoles
 from atoll.control.hub import Hub
 from atoll.control.loops.reconcile import Reconciler
+from atoll.control.manifests import Manifests
 from atoll.control.orders import Orders
 from atoll.control.service import EVERY_TEAM, Caller, EventRecord, Page, Query, revision_mismatch
 from atoll.control.templates import Templates
@@ -69,6 +70,8 @@ class Sandboxes:
     tokens: Tokens
     usages: Usages
     configuration: Configuration
+    manifests: Manifests | None = None
+    """None: this process has no store for images, and every one is ready-made."""
     streams: int = 0
     """Of events, that are open."""
 
@@ -308,6 +311,8 @@ class Sandboxes:
         policy = resolve.class_of(request, deployment)
         template = given or await self.templates.get(caller, resolve.template_of(request, policy))
         spec = resolve.resolve(request, template=template, policy=policy)
+        if self.manifests is not None:
+            spec = replace(spec, manifest=await self.manifests.of(template))
         if shape is not None:
             spec = shape(spec)
         now = self.clock.now()

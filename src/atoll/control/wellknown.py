@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,7 @@ from atoll.control.directory import Directory
 from atoll.control.inspection import SKEW_S_MAX
 from atoll.domain.host import LEASE_S, Admin
 from atoll.wire import agent, wellknown
+from atoll.wire.manifests import KeySet
 
 PREFIX: Final = wellknown.PATH
 _SLOTS_MAX: Final = 1024
@@ -38,6 +40,7 @@ class WellKnown:
     guest_public_key: str
     directory: Directory
     clock: Clock
+    image_keys: Callable[[], KeySet] | None = None
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         await asgi.guarded(send, self._serve(scope, send))
@@ -68,6 +71,7 @@ class WellKnown:
                 message_bytes_max=agent.MESSAGE_BYTES_MAX,
             ),
             keys=[wellknown.VerificationKey(use="guest-tokens", algorithm="Ed25519", public_key=self.guest_public_key)],
+            image_keys=self.image_keys() if self.image_keys is not None else None,
             slots_taken=sorted(slots for slots in taken if slots)[:_SLOTS_MAX],
             ca_pem=self.joining.ca_pem,
             now=self.clock.now(),

@@ -38,6 +38,7 @@ class Alert(StrEnum):
     DEPLOYMENT_NO_HOST = "deployment.no_host"
     STORE_SLOW = "store.slow"
     STORE_FULL = "store.full"
+    IMAGE_REFUSED = "image.refused"
 
     @property
     def runbook(self) -> str:

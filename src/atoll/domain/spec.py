@@ -136,6 +136,8 @@ class Spec:
     attempts_max: int = 3
     placement_policy: PlacementPolicy = PlacementPolicy.PACK
     placement_choices: int = 2
+    manifest: str = ""
+    """Digest of the signed manifest that the image is started by; empty: a ready-made image, which hosts have by a recipe of their own."""
 
     def vector(self) -> Vector:
         """What a running placement of this spec holds on its host."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 from atoll.images import assembling, blobs
 from atoll.images.cache import OWN, CachedImage, ImageCache
 from atoll.images.carrier import Carrier
+from atoll.images.trust import Trust
 
 DOOMED: Final = ".doomed-"
 SIZE_MIB_MAX: Final = 50 * 1024
@@ -40,8 +41,13 @@ class Unpacking:
         size_mib_max: int = SIZE_MIB_MAX,
         objects: Objects | None = None,
         blobs_mib_max: int = BLOBS_MIB_MAX,
+        trust: Trust | None = None,
     ) -> None:
-        """`objects`: where to fetch what the carrier's store has not; None: control itself fills that store."""
+        """`objects`: where to fetch what the carrier's store has not; None: control itself fills that store.
+
+        `trust`: what says which images may be started; None, for tests of single parts: all.
+        """
+        self.trust = trust
         self._carrier = carrier
         self._objects = objects
         self._blobs_bytes_max = blobs_mib_max << 20

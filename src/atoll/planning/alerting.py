@@ -19,6 +19,8 @@ from atoll.domain.sandbox import Condition, State
 QUARANTINE: Final = "inventory.quarantine"
 CAPACITY: Final = "host.capacity"
 """What ids of checks begin with that say that a host has less than it has registered."""
+REFUSED_S: Final = 900.0
+"""For so long an image that was refused is told."""
 OVERDUE_S: Final = 300.0
 """A release that takes longer than this is not only late."""
 SLOW_S: Final = 0.5
@@ -51,6 +53,19 @@ class Troubled:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedImage:
+    """A version of a template that hosts did not start, because it is not what was signed: how often of late."""
+
+    template_id: str
+    name: str
+    reason: str
+    count: int
+    example: str
+    """A sandbox that failed by it."""
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFacts:
     """What this control process has met at its store since the last look. *Units*: seconds."""
 
@@ -62,12 +77,15 @@ class StoreFacts:
     """The code of the last refusal that was not followed by a success."""
 
 
-def wrong(hosts: Sequence[HostFacts], sandboxes: Iterable[Troubled], store: StoreFacts, *, now: float) -> list[Raised]:
+def wrong(
+    hosts: Sequence[HostFacts], sandboxes: Iterable[Troubled], store: StoreFacts, *, now: float, refused: Iterable[RefusedImage] = ()
+) -> list[Raised]:
     """Everything that is wrong, each once. *Units*: wall seconds."""
     found = [
         *(raised for one in hosts for raised in _of_host(one, now=now)),
         *_of_deployment(hosts, now=now),
         *_of_sandboxes(sandboxes, {one.host.id: one.host.name for one in hosts}, now=now),
+        *_of_images(refused),
         *_of_store(store),
     ]
     return sorted(found, key=lambda raised: (raised.kind, raised.subject))
@@ -142,6 +160,17 @@ def _told(kind: Alert, name: str, members: Sequence[Troubled]) -> str:
     examples = ", ".join(one.id for one in ordered[:EXAMPLES])
     why = next((one.detail for one in ordered if one.detail), None)
     return f"{len(members)} sandbox(es) {_WORDS[kind].format(name)}: {examples}" + (f" ({why})" if why else "")
+
+
+def _of_images(refused: Iterable[RefusedImage]) -> Iterator[Raised]:
+    worst: dict[str, RefusedImage] = {}
+    for one in refused:
+        if one.template_id not in worst or one.count > worst[one.template_id].count:
+            worst[one.template_id] = one
+    for template_id, one in worst.items():
+        why = f" ({one.detail})" if one.detail else ""
+        detail = f"template {one.name}: {one.count} sandbox(es) failed by {one.reason} of late, such as {one.example}{why}"
+        yield _raised(Alert.IMAGE_REFUSED, template_id, Severity.CRITICAL, detail)
 
 
 def _of_store(store: StoreFacts) -> Iterator[Raised]:

@@ -37,24 +37,26 @@ if TYPE_CHECKING:
     from atoll.agent.transport import HttpTransport
     from atoll.domain.spec import Isolation
     from atoll.drivers.port import Driver, Mark
+    from atoll.images.trust import Trust
     from atoll.programs.hosting import HostConfig
     from atoll.wire.agent import Registration
 
 NAME: Final = "agent"
 ENROLL_S: Final = 120.0
+FOLLOW_KEYS_S: Final = 120.0
 _ENROLL_EVERY_S: Final = 0.25
 
 log = get_logger()
 
 
-def drivers(place: Layout, config: HostConfig, *, host_id: str) -> dict[Isolation, Driver]:
-    """The drivers of this machine by what they isolate with."""
+def drivers(place: Layout, config: HostConfig, *, host_id: str, trust: Trust | None = None) -> dict[Isolation, Driver]:
+    """The drivers of this machine by what they isolate with. `trust`: else one of their own."""
     from atoll.drivers.port import Mark
 
     mark = Mark(config.install_id, host_id)
     if config.driver is hosting.DriverName.FAKE:
         return _fake_drivers(place, mark)
-    return _oci_drivers(place, mark, config)
+    return _oci_drivers(place, mark, config, trust or trusting(place, config))
 
 
 def _fake_drivers(place: Layout, mark: Mark) -> dict[Isolation, Driver]:
@@ -72,7 +74,15 @@ def _fake_drivers(place: Layout, mark: Mark) -> dict[Isolation, Driver]:
     return {Isolation.GVISOR: FakeDriver(mark, machine=machine)}
 
 
-def _oci_drivers(place: Layout, mark: Mark, config: HostConfig) -> dict[Isolation, Driver]:
+def trusting(place: Layout, config: HostConfig) -> Trust:
+    """Which images this host believes in."""
+    from atoll.images.trust import Trust
+    from atoll.programs.told import Told
+
+    return Trust(place.agent, Told(place, config))
+
+
+def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, trust: Trust) -> dict[Isolation, Driver]:
     """GVisor by runsc, a shared kernel by crun or runc. They share one slot pool."""
     from atoll.domain.spec import Isolation
     from atoll.drivers.oci.build import oci_driver, slot_pool
@@ -84,10 +94,10 @@ def _oci_drivers(place: Layout, mark: Mark, config: HostConfig) -> dict[Isolatio
     binaries = bin_directory()
     if config.joined:
         carrier = Carrier(binaries / "atoll-io", place.fetched)
-        unpacking = Unpacking(carrier, place.images, objects=lambda: objects(place, config))
+        unpacking = Unpacking(carrier, place.images, objects=lambda: objects(place, config), trust=trust)
     else:
         # Control's own folder: its blobs are there.
-        unpacking = Unpacking(Carrier(binaries / "atoll-io", place.blobs), place.images)
+        unpacking = Unpacking(Carrier(binaries / "atoll-io", place.blobs), place.images, trust=trust)
 
     def of(kind: RuntimeKind) -> OciConfig:
         return OciConfig(
@@ -234,10 +244,11 @@ async def run(place: Layout, config: HostConfig) -> int:
             subnets.claim(place.home, config.install_id, wanted=config.subnet)
     settings = agent_config(place, config)
     who = await identity(place, config, settings)
+    trust = trusting(place, config)
     agent = Agent(
         settings,
         who,
-        drivers=drivers(place, config, host_id=who.host_id),
+        drivers=drivers(place, config, host_id=who.host_id, trust=trust),
         clock=SystemClock(),
         dice=os.urandom,
         transport=transport(config, who.credential),
@@ -248,11 +259,24 @@ async def run(place: Layout, config: HostConfig) -> int:
         loop.add_signal_handler(number, agent.stop)
     settle_down()
     log.info(events.PROCESS_STARTED, pid=os.getpid(), host_id=who.host_id)
+    following = asyncio.create_task(_follow_keys(trust))
     try:
         async with agent_socket.serving(place.agent_socket, agent):
             return await agent.run()
     finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
         log.info(events.PROCESS_STOPPED)
+
+
+async def _follow_keys(trust: Trust) -> None:
+    """Hear of keys that count no more: an image that only they have signed is refused from then on."""
+    while True:
+        await asyncio.sleep(FOLLOW_KEYS_S)
+        try:
+            await trust.follow()
+        except AtollError as error:
+            log.debug(events.CONTROL_LOST, error=error.message)
 
 
 def main() -> None:

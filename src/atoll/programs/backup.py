@@ -128,7 +128,7 @@ def restored(place: Layout, *, now: Callable[[], float] = time.time) -> str:
 def fingerprints(place: Layout) -> dict[str, str]:
     """Of the keys that this instance has now."""
     found: dict[str, str] = {}
-    for name in instance.SECRETS:
+    for name in instance.SEALS:
         try:
             found[name] = backup.fingerprint((place.secrets / name).read_bytes())
         except FileNotFoundError:

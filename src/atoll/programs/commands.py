@@ -12,7 +12,7 @@ import typer
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.cli import output
 from atoll.cli.output import JsonOption
-from atoll.programs import agent_commands, control_commands, registry_commands, shown
+from atoll.programs import agent_commands, control_commands, image_commands, registry_commands, shown
 from atoll.programs.layout import layout_of
 
 
@@ -31,6 +31,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(agent_commands.app, name="agent")
     app.add_typer(control_commands.app, name="control")
     app.add_typer(registry_commands.app, name="registry")
+    app.add_typer(image_commands.app, name="image")
     app.command("supervise", hidden=True)(supervise)
 
 

@@ -25,6 +25,8 @@ from atoll.base.errors import Code, Refused
 from atoll.base.ids import Prefix, is_id, new_id
 from atoll.client.target import PORT_DEFAULT
 from atoll.domain.tenancy import key_digest
+from atoll.images import signing
+from atoll.images.signing import CHAIN_FILE, KEY_FILE
 from atoll.programs import subnets
 from atoll.programs.files import make_directory, read_json, write_whole
 from atoll.programs.layout import Layout
@@ -37,7 +39,9 @@ SEALING_KEY: Final = "sealing.key"
 TOKEN_KEY: Final = "token.key"  # noqa: S105 - a file's name
 GUEST_KEY: Final = "guest-ed25519"
 EDGE_TOKEN: Final = "edge.token"  # noqa: S105 - a file's name
-SECRETS: Final = (SEALING_KEY, TOKEN_KEY, GUEST_KEY, EDGE_TOKEN)
+SECRETS: Final = (SEALING_KEY, TOKEN_KEY, GUEST_KEY, EDGE_TOKEN, KEY_FILE, CHAIN_FILE)
+SEALS: Final = (SEALING_KEY, TOKEN_KEY, GUEST_KEY, EDGE_TOKEN)
+"""Those that a database belongs to: what is in it is of no use with others. Keys of images may be others, and are, after a rotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +175,15 @@ def ensure_secrets(layout: Layout, user: Account, dice: Callable[[int], bytes]) 
     """Have control's secrets, each made once.
 
     `sealing.key` and `token.key`: 32 bytes in base64 with a newline. `guest-ed25519`: PKCS 8 in PEM. `edge.token`: 64 hex digits with a newline.
+    `image-ed25519`: PKCS 8 in PEM, and `image-keys.json`, public, which keys count for images (`images/signing.py`).
     """
     makers: dict[str, Callable[[], bytes]] = {
         SEALING_KEY: lambda: base64.b64encode(dice(32)) + b"\n",
         TOKEN_KEY: lambda: base64.b64encode(dice(32)) + b"\n",
         GUEST_KEY: _new_guest_key,
         EDGE_TOKEN: lambda: dice(32).hex().encode() + b"\n",
+        KEY_FILE: signing.new_key,
+        CHAIN_FILE: lambda: signing.first_chain((layout.secrets / KEY_FILE).read_bytes()),
     }
     for name, make in makers.items():
         path = layout.secrets / name

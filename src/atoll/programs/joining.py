@@ -202,10 +202,16 @@ async def _setup(place: Layout, wanted: Wanted) -> tuple[HostConfig, WellKnown]:
             f"{place.home} is a host of install {before.install_id}, and {wanted.url} is {document.install_id}",
             hint="Choose another ATOLL_HOME, or remove that one after its host was disabled.",
         )
+    from atoll.images.trust import KEYS_FILE, keep_keys
+
     hosting.ensure_directories(place)
     if wanted.driver is DriverName.OCI:
         # The resolver of sandboxes runs as this user.
         ensure_account()
+    if document.image_keys is not None and not (place.agent / KEYS_FILE).exists():
+        # Once: what comes later counts only when it is signed by what came now.
+        document.image_keys.usable()
+        keep_keys(place.agent, document.image_keys)
     if pem is not None:
         write_whole(place.authority, pem, mode=0o644)
         authority = place.authority
@@ -357,13 +363,15 @@ def leave(place: Layout) -> list[str]:
 
     *Errors*: Refused NOT_RUNNING (it is none), AGENT_LOCKED (its agent runs), CLEANUP_FAILED names what is still there.
     """
+    from atoll.images.trust import KEYS_FILE
+
     require_root("atoll agent leave")
     with _of_this_machine(), exclusive(place.home):
         config = hosting.load(place)
         if not config.joined:
             raise Refused(Code.SETUP_FAILED, f"{place.home} is an instance of its own", hint="`atoll down` stops it.")
         removed = asyncio.run(agent_main.sweep(place, config))
-        for path in (place.credential, place.agent / "enrollment.draft", place.host_config):
+        for path in (place.credential, place.agent / "enrollment.draft", place.agent / KEYS_FILE, place.host_config):
             path.unlink(missing_ok=True)
         if config.subnet is not None:
             subnets.release(config.install_id)

@@ -19,6 +19,8 @@ from typing import Any, Final
 
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.client.target import Target, of_instance
+from atoll.images import signing
+from atoll.images.trust import KEYS_FILE, keep_keys
 from atoll.programs import demo, edge_config, export, instance, layout, ports, probes, registry_config, supervision
 from atoll.programs.children import fingerprint
 from atoll.programs.files import exclusive, read_json
@@ -156,6 +158,9 @@ def _prepare(place: Layout, user: Account) -> instance.Config:
     config = instance.ensure_config(place, port=instance.port_wanted(), dice=os.urandom, may_move=not alive)
     instance.ensure_secrets(place, user, os.urandom)
     instance.ensure_bootstrap(place, user, config)
+    if not (place.agent / KEYS_FILE).exists():
+        # As a machine that joins is told them: from then on this host follows by signatures alone.
+        keep_keys(place.agent, signing.load(place.secrets).current)
     edge_config.write(place, config, user)
     registry_config.write(place, user)
     return config

@@ -8,15 +8,17 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from atoll.base.errors import Code
 from atoll.domain.operations import Act, Raised
 from atoll.domain.sandbox import TERMINAL, Condition, State
-from atoll.planning.alerting import Troubled
+from atoll.planning.alerting import RefusedImage, Troubled
 from atoll.store.engine import Stale
 from atoll.store.prepared import Prepared
 from atoll.store.tables import ALERTS, AUDIT, ENROLLMENTS, EVENTS, HOST_EPOCHS, SANDBOXES
 
 _ACT: Final = Prepared(sa.insert(AUDIT))
 _EVENT: Final = sa.insert(EVENTS)
+_REFUSALS: Final = (Code.IMAGE_UNTRUSTED.value, Code.IMAGE_CORRUPT.value)
 _UNREST: Final = (State.PENDING.value, State.RESERVING.value, State.RELEASING.value)
 _TERMINAL: Final = tuple(sorted(state.value for state in TERMINAL))
 NO_SANDBOX: Final = ""
@@ -250,6 +252,25 @@ def blocked(conn: sa.Connection, host_ids: Sequence[str]) -> Sequence[Troubled]:
         .limit(TROUBLED_MAX)
     )
     return [_troubled(row) for row in found.mappings()]
+
+
+def refused_images(conn: sa.Connection, *, since: float) -> Sequence[RefusedImage]:
+    """Versions of templates that hosts refused since then, by sandboxes that failed by it; found by state and time of the end."""
+    template_id, name = SANDBOXES.c.spec["template_id"].as_string(), SANDBOXES.c.spec["image_name"].as_string()
+    found = conn.execute(
+        sa.select(
+            template_id.label("template_id"),
+            name.label("name"),
+            SANDBOXES.c.reason,
+            sa.func.count().label("count"),
+            sa.func.max(SANDBOXES.c.id).label("example"),
+            sa.func.max(SANDBOXES.c.detail).label("detail"),
+        )
+        .where(SANDBOXES.c.state == State.FAILED.value, SANDBOXES.c.released_at >= since, SANDBOXES.c.reason.in_(_REFUSALS))
+        .group_by(template_id, name, SANDBOXES.c.reason)
+        .limit(TROUBLED_MAX)
+    )
+    return [RefusedImage(**row) for row in found.mappings()]
 
 
 def _troubled(row: sa.RowMapping) -> Troubled:

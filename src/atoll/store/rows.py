@@ -38,7 +38,11 @@ def spec(stored: object) -> Spec:
 @functools.lru_cache(maxsize=256)
 def spec_values(value: Spec) -> Values:
     """A spec as its column holds it, and as commands do; not to be changed."""
-    return SPEC.dump_python(value, mode="json")  # type: ignore[no-any-return]
+    values: Values = SPEC.dump_python(value, mode="json")
+    if not value.manifest:
+        # As before there were any: the digest of a command that an agent has in its journal stays what it was.
+        del values["manifest"]
+    return values
 
 
 def sandbox(row: Row) -> Sandbox:

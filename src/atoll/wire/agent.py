@@ -9,6 +9,8 @@
 | POST /agent/v1/collected | at once | the end of a guest's console that control asked for, or why what it asked for cannot be had |
 | PUT /agent/v1/layers/{id} | at once | a layer that control asked for: its bytes, with their number of entries in Atoll-Entries |
 | POST /agent/v1/accounts | at once | what the host has, for a control whose store was taken back to a backup |
+| GET /agent/v1/blobs/{digest} | at once | a blob of an image, from any byte on, or (307) where it is to be fetched without credentials |
+| GET /agent/v1/manifests/{digest}, /agent/v1/image-keys | at once | signed manifests, and which keys count (wire/manifests.py) |
 | POST /agent/v1/payloads | at once | payloads by reference, when their guests are there to take them; guest tokens, for a run that has lost them |
 
 Everything that expires travels as remaining seconds, counted on CLOCK_BOOTTIME from when the agent *sent* the request.

@@ -9,6 +9,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+PROTOCOL: Final = 1
+"""Of what follows here: guests of another one are not started."""
 GUEST_PORT: Final = 49983
 ENVD_VERSION: Final = "0.6.13"
 GUEST_PATH: Final = "/.atoll/guest"

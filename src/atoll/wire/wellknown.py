@@ -11,6 +11,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from atoll.wire.agent import Message
+from atoll.wire.manifests import KeySet
 
 PATH: Final = "/.well-known/atoll"
 FORM: Final = 1
@@ -56,6 +57,8 @@ class WellKnown(Message):
     """Where agents dial, every replica; empty: where this was read."""
     rules: HostRules
     keys: list[VerificationKey] = Field(default_factory=list, max_length=16)
+    image_keys: KeySet | None = None
+    """By which hosts believe signed manifests; None: of an older control."""
     slots_taken: list[str] = Field(default_factory=list, max_length=1024)
     """Address ranges that other hosts have for their sandboxes, as CIDR: a joining host chooses another."""
     ca_pem: str | None = Field(default=None, max_length=65536)

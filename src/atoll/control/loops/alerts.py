@@ -24,7 +24,7 @@ from atoll.control.metering import Meter
 from atoll.domain import history
 from atoll.domain.host import Admin, Health, health
 from atoll.domain.operations import Alert, Raised
-from atoll.planning.alerting import HostFacts, StoreFacts, Troubled, wrong
+from atoll.planning.alerting import REFUSED_S, HostFacts, RefusedImage, StoreFacts, Troubled, wrong
 from atoll.store import operations
 from atoll.store.engine import Store
 from atoll.store.operations import AlertRow, Told
@@ -75,10 +75,12 @@ class Alerts:
         store = self._store_facts()
         self.unkept = wrong(hosts, (), store, now=now)
 
-        def look(conn: sa.Connection) -> Sequence[Troubled]:
-            return [*operations.troubled(conn), *operations.blocked(conn, unheard)]
+        def look(conn: sa.Connection) -> tuple[Sequence[Troubled], Sequence[RefusedImage]]:
+            refused = operations.refused_images(conn, since=now - REFUSED_S)
+            return [*operations.troubled(conn), *operations.blocked(conn, unheard)], refused
 
-        self.unkept = found = wrong(hosts, await self.store.read(look), store, now=now)
+        sandboxes, refused = await self.store.read(look)
+        self.unkept = found = wrong(hosts, sandboxes, store, now=now, refused=refused)
         if found == self._kept and self.clock.boot() - self._confirmed_at < CONFIRM_S:
             self.unkept = []
             return

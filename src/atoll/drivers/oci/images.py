@@ -42,8 +42,10 @@ class Images:
     async def root_of(self, spec: Spec) -> Path:
         """The root of the spec's image, verified; call it with the image pinned.
 
-        *Errors*: Refused IMAGE_UNAVAILABLE, IMAGE_CORRUPT, IMAGE_REFUSED, HOST_DISK_FULL.
+        *Errors*: Refused IMAGE_UNAVAILABLE, IMAGE_UNTRUSTED, IMAGE_CORRUPT, IMAGE_REFUSED, HOST_DISK_FULL.
         """
+        if self._unpacking is not None and self._unpacking.trust is not None:
+            await self._unpacking.trust.check(spec, ready=lambda: self._is_ready(spec))
         try:
             image = await self._verified(spec)
         except Refused as missing:
@@ -52,6 +54,13 @@ class Images:
             image = await self._made(spec, missing)
         touch(image)
         return image.rootfs
+
+    def _is_ready(self, spec: Spec) -> bool:
+        try:
+            self.cache.look_up(spec.image, spec.image_name)
+        except Refused:
+            return False
+        return True
 
     async def _base(self, unpacking: Unpacking, digest: str) -> tuple[str, Path] | None:
         """Digest and tree of the ready-made image below, which is counted first: what is made of a broken one would be broken, too."""

@@ -1,0 +1,132 @@
+"""Signed manifests in a whole instance: what is spoilt, unsigned, or signed by a key that counts no more, starts nothing, and is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import oci
+from tests.e2e.oci import Image
+from tests.instance.conftest import Instance, until
+from tests.instance.survival import Client, kill
+
+pytestmark = pytest.mark.skipif(oci.BUSYBOX is None, reason="busybox is missing: apt-get install busybox-static")
+
+
+def imported(instance: Instance, tmp_path: Path) -> str:
+    """An image of its own as a template; the name."""
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    image = Image([oci.busybox()], {"Env": ["PATH=/bin", f"ONLY={name}"]})
+    instance.run("template", "import", name, f"oci-layout:{image.write(tmp_path / name)}")
+    return name
+
+
+def said(instance: Instance, name: str) -> str:
+    sandbox = instance.create("--template", name)
+    try:
+        return instance.exec(sandbox, "/bin/echo", "up").strip()
+    finally:
+        instance.run("sandbox", "rm", sandbox)
+
+
+def fails(client: Client, name: str) -> dict[str, Any]:
+    """A sandbox of the template that no host starts, once it has failed."""
+    answer = client.http.post("/v1/sandboxes", json={"template": name, "timeoutSeconds": 60, "wait": False})
+    assert answer.status_code in (201, 202), answer.text
+    path = f"/v1/sandboxes/{answer.json()['id']}"
+    until(lambda: client.http.get(path).json()["state"] == "failed", within_s=60, what=lambda: client.http.get(path).text)
+    return dict(client.http.get(path).json())
+
+
+def envelopes(instance: Instance) -> set[Path]:
+    return set((instance.layout.blobs / "manifests" / "sha256").glob("*"))
+
+
+def forget(instance: Instance, envelope: Path) -> None:
+    """The host's agent has not heard of the manifest."""
+    (instance.layout.agent / "manifests" / envelope.name).unlink(missing_ok=True)
+    before = instance.pid("agent")
+    kill(instance, "agent")
+    until(lambda: instance.pid("agent") not in (None, before), within_s=60)
+    instance.until_well()
+
+
+@pytest.fixture
+def signed(instance: Instance, tmp_path: Path) -> tuple[str, Path]:
+    """A template that has run once, and its manifest in control's store."""
+    before = envelopes(instance)
+    name = imported(instance, tmp_path)
+    assert said(instance, name) == "up"
+    (envelope,) = envelopes(instance) - before
+    assert (instance.layout.agent / "manifests" / envelope.name).read_bytes() == envelope.read_bytes(), "what the host has verified"
+    return name, envelope
+
+
+def test_a_spoilt_manifest_starts_nothing_and_is_told(instance: Instance, client: Client, signed: tuple[str, Path]) -> None:
+    name, envelope = signed
+    good = envelope.read_bytes()
+    payload = json.loads(good)["payload"]
+    for spoilt, code in (
+        (good[:-10], "IMAGE_CORRUPT"),
+        (good.replace(payload[:8].encode(), b"AAAAAAAA"), "IMAGE_CORRUPT"),
+        (json.dumps({**json.loads(good), "signatures": []}).encode(), "IMAGE_UNTRUSTED"),
+    ):
+        envelope.write_bytes(spoilt)
+        forget(instance, envelope)
+        seen = fails(client, name)
+        assert seen["reason"] == code
+        events = client.http.get(f"/v1/sandboxes/{seen['id']}/events").json()["items"]
+        assert code in {one.get("reason") for one in events}
+
+    def told() -> list[str]:
+        items = client.http.get("/v1/operations/alerts").json()["items"]
+        return [one["detail"] for one in items if one["kind"] == "image.refused"]
+
+    until(lambda: any(name in detail for detail in told()), within_s=20, what=lambda: str(told()))
+    assert not any(instance.layout.sandboxes.iterdir()), "nothing was begun"
+    envelope.write_bytes(good)
+    assert said(instance, name) == "up"
+
+
+def test_another_deployments_keys_are_refused(instance: Instance, client: Client, signed: tuple[str, Path], tmp_path: Path) -> None:
+    """Whoever has control's store and key files, and not what this host was told when it joined, starts nothing on it."""
+    from atoll.images import signing
+
+    name, envelope = signed
+    secrets = instance.layout.secrets
+    owner = secrets.stat()
+    for file in (signing.KEY_FILE, signing.CHAIN_FILE):
+        shutil.copy2(secrets / file, tmp_path / file)
+    try:
+        foreign = signing.new_key()
+        for file, content in ((signing.CHAIN_FILE, signing.first_chain(foreign)), (signing.KEY_FILE, foreign)):
+            (secrets / file).write_bytes(content)
+        envelope.unlink()
+        forget(instance, envelope)
+        assert fails(client, name)["reason"] == "IMAGE_UNTRUSTED"
+    finally:
+        for file in (signing.KEY_FILE, signing.CHAIN_FILE):
+            shutil.copy2(tmp_path / file, secrets / file)
+            shutil.chown(secrets / file, owner.st_uid, owner.st_gid)
+    assert said(instance, name) == "up"
+
+
+def test_keys_are_rotated_under_running_programs(instance: Instance, signed: tuple[str, Path], tmp_path: Path) -> None:
+    name, _ = signed
+    (older,) = [one["id"] for one in instance.json("image", "key", "show", "--json")["keys"] if one["signs"]]
+    rotated = instance.json("image", "key", "rotate", "--json")
+    assert [one["signs"] for one in rotated["keys"] if one["id"] == older] == [False]
+    assert said(instance, name) == "up"
+    fresh = imported(instance, tmp_path)
+    assert said(instance, fresh) == "up", "signed by the newer key, which the host has followed to"
+    retired = instance.json("image", "key", "retire", older, "--json")
+    assert older not in {one["id"] for one in retired["keys"]}
+    assert said(instance, name) == "up"
+    files = (instance.layout.secrets / "image-ed25519", instance.layout.secrets / "image-keys.json")
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert "PRIVATE" not in instance.last_words()
