@@ -59,6 +59,7 @@ type guard struct {
 	names     names
 	touched   *touches
 	manifests *manifests
+	shares    *shares
 	uploads   chan struct{}
 	// allowed says whether a request's token permits an action with a repository.
 	allowed func(r *http.Request, repository, action string) bool
@@ -67,7 +68,7 @@ type guard struct {
 func newGuard(next http.Handler, config Config, kept *manifests, allowed func(*http.Request, string, string) bool) *guard {
 	return &guard{
 		next: next, config: config, names: kept.names, touched: kept.touched, manifests: kept,
-		uploads: make(chan struct{}, config.UploadsMax), allowed: allowed,
+		shares: newShares(kept.names), uploads: make(chan struct{}, config.UploadsMax), allowed: allowed,
 	}
 }
 
@@ -113,7 +114,19 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if !g.room(w, r) {
 			return
 		}
-		r.Body = http.MaxBytesReader(w, r.Body, g.config.UploadMax)
+		share := shareOf(r)
+		left, ok := g.shares.left(share, r.ContentLength)
+		if !ok {
+			refuseShare(w)
+			return
+		}
+		if err := g.names.noteTeam(repositoryPath.FindStringSubmatch(path)[1], share.Team); err != nil {
+			refuse(w, http.StatusInternalServerError, "UNKNOWN", "the registry could not do that")
+			return
+		}
+		body := &measured{ReadCloser: http.MaxBytesReader(w, r.Body, g.config.UploadMax), left: left}
+		defer func() { g.shares.sent(share, body.got) }()
+		r.Body, w = body, &limited{ResponseWriter: w, body: body}
 	}
 	if found := manifestPath.FindStringSubmatch(path); found != nil && r.Method == http.MethodPut {
 		g.manifests.put(w, r, found[1], found[2])

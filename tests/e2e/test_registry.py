@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import jwt
 import pytest
+import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from e2b import Sandbox, Template
 
@@ -120,6 +124,54 @@ def test_a_pushed_image_is_a_source_for_its_team_alone(product: Product, tmp_pat
     with Sandbox.create(template=name, timeout=60) as sandbox:
         assert sandbox.commands.run("cat /home/user/seen").stdout == "yes\n"
     product.call("DELETE", f"/v1/templates/{name}")
+
+
+@contextlib.contextmanager
+def decided(product: Product, **parts: Any) -> Iterator[None]:
+    """While this is open the deployment's document says this, too."""
+    shown = product.call("GET", "/v1/config").json()
+    document = yaml.safe_load(shown["document"])
+    for name, value in parts.items():
+        document[name] = {**document.get(name, {}), **value}
+    changed = product.call("PUT", "/v1/config", json={"document": yaml.safe_dump(document), "revision": shown["revision"]})
+    assert changed.status_code in (200, 201), changed.text
+    try:
+        yield
+    finally:
+        revision = product.call("GET", "/v1/config").json()["revision"]
+        product.call("PUT", "/v1/config", json={"document": shown["document"], "revision": revision})
+
+
+def test_a_public_repository_is_pulled_without_credentials(product: Product) -> None:
+    repository = f"default/{uuid4().hex[:8]}"
+    pushed = push(product, repository, "one")
+    address = f"{product.url}/v2/{repository}/manifests/one"
+    refused = product.http.get(address, headers={"Accept": MANIFEST})
+    assert refused.status_code == 401
+    scope = refused.headers["www-authenticate"].partition('scope="')[2].partition('"')[0]
+    asked = {"service": "atoll-registry", "scope": scope}
+    assert product.http.get(product.url + "/registry/token", params=asked).status_code == 401
+    with decided(product, registry={"public": [repository]}):
+        bearer = product.http.get(product.url + "/registry/token", params=asked).json()["token"]
+        assert ask(product, "GET", f"/v2/{repository}/manifests/one", bearer).headers["docker-content-digest"] == pushed
+        assert ask(product, "POST", f"/v2/{repository}/blobs/uploads/", bearer).status_code == 401
+        assert ask(product, "DELETE", f"/v2/{repository}/manifests/{pushed}", bearer).status_code == 401
+
+
+def test_a_team_that_keeps_as_much_as_it_may_is_told_so(product: Product) -> None:
+    team = f"s-{uuid4().hex[:8]}"
+    key = product.call("POST", "/v1/keys", json={"name": "small", "team": team}).json()["secret"]
+    with decided(product, teams={team: {"registry": "1MiB"}}):
+        bearer = token(product, f"repository:{team}/app:pull,push", key=key)
+        push_blob(product, f"{team}/app", bearer, os.urandom(700_000))
+        begun = ask(product, "POST", f"/v2/{team}/app/blobs/uploads/", bearer)
+        content = os.urandom(700_000)
+        refused = ask(product, "PUT", f"{begun.headers['location']}&digest={digest(content)}", bearer, content=content)
+        assert (refused.status_code, refused.json()["errors"][0]["code"]) == (403, "TEAM_STORAGE_LIMIT")
+        # As `docker push` sends: of a length that it does not say.
+        parts = (content[at : at + 50_000] for at in range(0, len(content), 50_000))
+        refused = ask(product, "PATCH", begun.headers["location"], bearer, content=parts)
+        assert (refused.status_code, refused.json()["errors"][0]["code"]) == (403, "TEAM_STORAGE_LIMIT")
 
 
 def test_nobody_gets_in_without_a_key(product: Product) -> None:

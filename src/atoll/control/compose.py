@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import AtollError, Bug, Code
-from atoll.base.ids import Dice, Prefix, new_id
+from atoll.base.ids import Dice, Prefix, TeamId, new_id
 from atoll.control import agents, bootstrap, routes, wellknown
 from atoll.control.api import archives, registry, uploads
 from atoll.control.api.app import build_app
@@ -66,7 +66,7 @@ from atoll.control.whys import Whys
 from atoll.domain.deployment import Deployment
 from atoll.images.artifacts import Artifacts, Folder
 from atoll.images.carrier import Carrier
-from atoll.store import backup, restoring, schema, timeline
+from atoll.store import backup, restoring, schema, tenancy, timeline
 from atoll.store import sandboxes as stored
 from atoll.store.engine import Observable, SqliteStore, Store
 from atoll.store.hints import EVERYTHING, Hints, Shared
@@ -307,7 +307,9 @@ class Control:
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
         templates = Templates(store)
         self.manifests = None if self.artifacts is None else Manifests(self.settings.secrets, self.artifacts)
-        self._own_registry = _own_registry(self.settings, clock=self._clock, dice=self._dice)
+        self._own_registry = _own_registry(
+            self.settings, clock=self._clock, dice=self._dice, public=lambda: self.configuration.current.public_repositories
+        )
         self.imports = _imports(self.settings, self._own_registry, store=store, clock=self._clock, dice=self._dice)
         hosts = Hosts(
             store=store,
@@ -374,6 +376,12 @@ class Control:
             owner=new_id(Prefix.REPLICA, self._dice),
         )
 
+    def _registry_tokens(self) -> registry.RegistryTokens:
+        async def owned(team_id: TeamId, template_ids: Collection[str]) -> Collection[str]:
+            return await self.reconciler.store.read(lambda conn: tenancy.owned(conn, team_id, template_ids))
+
+        return registry.RegistryTokens(self.service, self.operations, self._own_registry, clock=self._clock, owned=owned)
+
     def _serve(self) -> None:
         settings = self.settings
         reconciler, shared = self.reconciler, not isinstance(self.reconciler.store, SqliteStore)
@@ -406,7 +414,7 @@ class Control:
                 extra=[
                     *self.hot,
                     (uploads.PREFIX, self.uploads),
-                    (registry.PREFIX, registry.RegistryTokens(self.service, self._own_registry)),
+                    (registry.PREFIX, self._registry_tokens()),
                     (archives.PREFIX, archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex())),
                 ],
             )
@@ -517,10 +525,10 @@ def _imports(settings: ControlSettings, own: OwnRegistry, *, store: Store, clock
     return Imports(store=store, clock=clock, dice=dice, carrier=carrier, uploads=uploads, own=own)
 
 
-def _own_registry(settings: ControlSettings, *, clock: Clock, dice: Dice) -> OwnRegistry:
+def _own_registry(settings: ControlSettings, *, clock: Clock, dice: Dice, public: Callable[[], Collection[str]]) -> OwnRegistry:
     port = settings.domain.rpartition(":")[2]
     addresses = dict.fromkeys((settings.domain, f"localhost:{port}", f"127.0.0.1:{port}"))
-    return OwnRegistry(tuple(addresses), signing_key(_key(settings.secrets / "token.key")), clock, dice)
+    return OwnRegistry(tuple(addresses), signing_key(_key(settings.secrets / "token.key")), clock, dice, public)
 
 
 def _key(path: Path) -> bytes:

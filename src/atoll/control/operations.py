@@ -99,6 +99,10 @@ class Operations(Protocol):
         """Everything that this process counts, in Prometheus' text format."""
         ...
 
+    async def did(self, act: Act) -> None:
+        """Keep what has no commit of its own, in the place of which it is written."""
+        ...
+
     async def refused(self, act: Act) -> None:
         """Keep that somebody was refused. Beyond some a second they are not kept, so that nobody can fill the database by asking."""
         ...

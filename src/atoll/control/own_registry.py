@@ -5,7 +5,7 @@ A team that asks control to import one of its images, or to build on one, has sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,18 +29,25 @@ class OwnRegistry:
     key: Ed25519PrivateKey
     clock: Clock
     dice: Dice
+    public: Callable[[], Collection[str]] = tuple
+    """The repositories that anybody may pull, as the operator says just now."""
 
-    def token(self, subject: str, access: Sequence[registry.Access], *, lasts_s: int = registry.TOKEN_S) -> tuple[str, int]:
+    def token(
+        self, subject: str, access: Sequence[registry.Access], *, lasts_s: int = registry.TOKEN_S, store: registry.Store | None = None
+    ) -> tuple[str, int]:
         """A signed token, and when it was made (wall seconds)."""
         now = int(self.clock.now())
-        content = registry.claims(subject, access, now=now, token_id=self.dice(16).hex(), lasts_s=lasts_s)
+        content = registry.claims(subject, access, now=now, token_id=self.dice(16).hex(), lasts_s=lasts_s, store=store)
         return jwt.encode(content, self.key, algorithm="EdDSA", headers={"kid": registry.key_id(self.key)}), now
 
-    def login(self, team: str, reference: str) -> Mapping[str, str]:
-        """What a pull of `HOST:PORT/TEAM/NAME[:TAG][@DIGEST]` for a team is given: nothing, unless it is the team's and here."""
+    def login(self, team: str, reference: str, *, templates: Collection[str] = ()) -> Mapping[str, str]:
+        """What a pull of `HOST:PORT/TEAM/NAME[:TAG][@DIGEST]` for a team is given: nothing, unless it is here, and the team's or public.
+
+        `templates`: those of the team whose images under E2B's names it may pull.
+        """
         address, _, rest = reference.partition("/")
         if address not in self.addresses:
             return {}
         name = rest.partition("@")[0].partition(":")[0]
-        access = registry.granted(team, [f"repository:{name}:pull"])
+        access = registry.granted(team, [f"repository:{name}:pull"], public=self.public(), templates=templates)
         return {"token": self.token(_SUBJECT, access, lasts_s=PULL_S)[0]} if access else {}

@@ -142,6 +142,10 @@ class Records:
         finally:
             self.streams -= 1
 
+    async def did(self, act: Act) -> None:
+        """As Operations.did."""
+        await self.store.write(lambda conn: stored.audit(conn, act, at=self.clock.now()))
+
     async def refused(self, act: Act) -> None:
         """As Operations.refused."""
         boot = self.clock.boot()

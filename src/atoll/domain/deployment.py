@@ -98,11 +98,12 @@ class ClientLimits:
 
 @dataclass(frozen=True, slots=True)
 class TeamLimits:
-    """Of one team. `records` are all of its sandboxes that are on record, living and ended."""
+    """Of one team. `records` are all of its sandboxes that are on record, living and ended. *Units*: MiB in the registry."""
 
     requests: Rate | None = Rate(2000.0)
     sandboxes: int | None = 1000
     records: int | None = 100_000
+    registry_mib: int | None = 50 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ class Deployment:
     deployment: DeploymentLimits = field(default_factory=DeploymentLimits)
     teams: Mapping[str, TeamLimits] = field(default_factory=dict)
     """By name, whole: what is other than for every team is merged when the document is read."""
+    public_repositories: tuple[str, ...] = ()
+    """Of the registry, which anybody may pull: `TEAM/NAME`, or `TEAM/NAME/*` for all below it."""
 
     def of_team(self, name: str) -> TeamLimits:
         """The limits of the team of this name."""

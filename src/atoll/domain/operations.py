@@ -73,6 +73,7 @@ class Action(StrEnum):
     HOST_RECOUNT = "host.recount"
     ENROLLMENT_TOKEN_CREATE = "enrollment_token.create"  # noqa: S105 - an action, not a secret
     CONFIG_APPLY = "config.apply"
+    REGISTRY_TOKEN = "registry.token"  # noqa: S105 - an action, not a secret
 
 
 DONE = "done"

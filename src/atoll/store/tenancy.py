@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -94,6 +94,12 @@ def revoke(conn: sa.Connection, team_id: str | None, client_id: str, *, now: flo
 def templates_for(conn: sa.Connection, team_id: str) -> Sequence[Template]:
     """Templates that a team may use: its own, everybody's, and public ones."""
     return [rows.template(row) for row in _TEMPLATES.all(conn, {"of_team": team_id})]
+
+
+def owned(conn: sa.Connection, team_id: str, template_ids: Collection[str]) -> frozenset[str]:
+    """Which of these templates are the team's own."""
+    mine = sa.select(TEMPLATES.c.id).where(TEMPLATES.c.team_id == team_id, TEMPLATES.c.id.in_(template_ids))
+    return frozenset(conn.execute(mine).scalars())
 
 
 def template(conn: sa.Connection, template_id: str) -> Template | None:

@@ -24,12 +24,16 @@ UNLIMITED: Final = "unlimited"
 CLASSES_MAX: Final = 200
 TEAMS_MAX: Final = 2000
 LIST_MAX: Final = 64
+REPOSITORIES_MAX: Final = 1000
 COUNT_MAX: Final = 2**31 - 1
 TIMEOUT_S_MAX: Final = 86400.0
 
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 _WORD: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_REPOSITORY: Final = re.compile(
+    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*/(?:\*|[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)"
+)
 _TEMPLATE: Final = re.compile(r"([a-z0-9][a-z0-9_-]{0,127}/)?[A-Za-z0-9][A-Za-z0-9_-]{0,127}(:[a-z0-9._-]{1,128})?")
 
 
@@ -66,12 +70,17 @@ def _count(value: object) -> int | None:
     return value
 
 
+def _mib_or_none(value: object) -> int | None:
+    return None if value == UNLIMITED else q.size_mib(value)
+
+
 def _rate_or_none(value: object) -> float | None:
     return None if value == UNLIMITED else q.per_second(value)
 
 
 Name = Annotated[str, _like(_NAME, "name: small letters, digits, '.', '_' and '-', at most 64")]
 Word = Annotated[str, _like(_WORD, "word: letters, digits, '.', '_' and '-', at most 64")]
+Repository = Annotated[str, _like(_REPOSITORY, "repository: TEAM/NAME, or TEAM/NAME/* for all below it, in small letters")]
 Reference = Annotated[str, _like(_TEMPLATE, "template: [namespace/]name[:tag]")]
 Label = Annotated[str, BeforeValidator(_label_text)]
 Limit = Annotated[int | None, BeforeValidator(_count)]
@@ -163,9 +172,11 @@ class ClientPart(Part):
 
 class TeamPart(ClientPart):
     records: Limit = None
+    registry: Annotated[int | None, BeforeValidator(_mib_or_none)] = None
 
 
-class DeploymentPart(TeamPart):
+class DeploymentPart(ClientPart):
+    records: Limit = None
     registered_hosts: Limit = None
     active_hosts: Limit = None
 
@@ -176,10 +187,15 @@ class Limits(Part):
     deployment: DeploymentPart = DeploymentPart()
 
 
+class Registry(Part):
+    public: Annotated[tuple[Repository, ...], Field(max_length=REPOSITORIES_MAX, strict=False), AfterValidator(_once)] = ()
+
+
 class Whole(Part):
     version: Literal[1]
     default_class: Name | None = None
     limits: Limits = Limits()
+    registry: Registry = Registry()
     teams: Annotated[dict[str, TeamPart], Field(max_length=TEAMS_MAX)] = Field(default_factory=dict)
     classes: Annotated[dict[Name, Class], Field(min_length=1, max_length=CLASSES_MAX)]
 
@@ -322,7 +338,8 @@ def _rate(part: ClientPart, own: Rate | None) -> Rate | None:
 
 
 def _team(part: TeamPart, own: TeamLimits) -> TeamLimits:
-    return replace(own, requests=_rate(part, own.requests), **_written(part, "sandboxes", "records"))
+    storage = {"registry_mib": part.registry} if "registry" in part.model_fields_set else {}
+    return replace(own, requests=_rate(part, own.requests), **_written(part, "sandboxes", "records"), **storage)
 
 
 def _meant(whole: Whole) -> Deployment:
@@ -340,6 +357,7 @@ def _meant(whole: Whole) -> Deployment:
             **_written(total, "sandboxes", "records", "registered_hosts", "active_hosts"),
         ),
         teams={name: _team(part, every_team) for name, part in whole.teams.items()},
+        public_repositories=whole.registry.public,
     )
 
 
@@ -393,7 +411,7 @@ def _of_limits(whole: Whole, meant: Deployment) -> Iterator[_Wrong]:
     # Only what somebody wrote is contradicted: a default that is never reached does no harm.
     yield from _never(whole.limits.client, ("limits", "client"), "sandboxes", meant.team.sandboxes, "its team's")
     for path, part in _limit_parts(whole):
-        if isinstance(part, TeamPart) and not isinstance(part, DeploymentPart):
+        if isinstance(part, TeamPart):
             yield from _never(part, path, "sandboxes", total.sandboxes, "the deployment's")
             yield from _never(part, path, "records", total.records, "the deployment's")
     yield from _never(whole.limits.deployment, ("limits", "deployment"), "active_hosts", total.registered_hosts, "registered_hosts")

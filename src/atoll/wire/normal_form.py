@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.domain.deployment import Deployment, Range, Rate, WorkloadClass
+from atoll.domain.deployment import Deployment, Range, Rate, TeamLimits, WorkloadClass
 from atoll.domain.spec import PlacementPolicy
 from atoll.wire import quantities as q
 from atoll.wire.deployment import UNLIMITED
@@ -48,7 +48,7 @@ def normal(deployment: Deployment) -> dict[str, Tree]:
     total = deployment.deployment
     limits: dict[str, Tree] = {
         "client": _limits(deployment.client.requests, sandboxes=deployment.client.sandboxes),
-        "team": _limits(deployment.team.requests, sandboxes=deployment.team.sandboxes, records=deployment.team.records),
+        "team": _team(deployment.team),
         "deployment": _limits(
             total.requests,
             sandboxes=total.sandboxes,
@@ -59,11 +59,16 @@ def normal(deployment: Deployment) -> dict[str, Tree]:
     }
     tree: dict[str, Tree] = {"default_class": deployment.default_class, "limits": limits}
     if deployment.teams:
-        tree["teams"] = {
-            name: _limits(one.requests, sandboxes=one.sandboxes, records=one.records) for name, one in sorted(deployment.teams.items())
-        }
+        tree["teams"] = {name: _team(one) for name, one in sorted(deployment.teams.items())}
+    if deployment.public_repositories:
+        tree["registry"] = {"public": list(deployment.public_repositories)}
     tree["classes"] = {name: _class(policy) for name, policy in deployment.classes.items()}
     return tree
+
+
+def _team(one: TeamLimits) -> dict[str, Tree]:
+    storage = UNLIMITED if one.registry_mib is None else q.write_mib(one.registry_mib)
+    return {**_limits(one.requests, sandboxes=one.sandboxes, records=one.records), "registry": storage}
 
 
 def _limits(rate: Rate | None, **counts: int | None) -> dict[str, Tree]:

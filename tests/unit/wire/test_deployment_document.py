@@ -56,10 +56,11 @@ version: 1
 default_class: ci
 limits:
   client: {request_rate: 600/m, burst: 7, sandboxes: 5}
-  team: {request_rate: unlimited, sandboxes: 50, records: 500}
+  team: {request_rate: unlimited, sandboxes: 50, records: 500, registry: 10GiB}
   deployment: {request_rate: 1000/s, sandboxes: unlimited, records: unlimited, registered_hosts: 9, active_hosts: 8}
+registry: {public: [acme/app, acme/tools/*]}
 teams:
-  acme: {sandboxes: 60}
+  acme: {sandboxes: 60, registry: unlimited}
   Größe und Söhne: {records: 1000}
 classes:
   ci:
@@ -87,10 +88,11 @@ classes:
     requests: {metadata_pairs: 1, metadata_bytes: 2, environment_pairs: 3, environment_bytes: 4}
 """)
     assert meant.client == ClientLimits(Rate(10.0, 7.0), 5)
-    assert meant.team == TeamLimits(None, 50, 500)
+    assert meant.team == TeamLimits(None, 50, 500, 10240)
+    assert meant.public_repositories == ("acme/app", "acme/tools/*")
     assert meant.deployment == DeploymentLimits(Rate(1000.0), None, None, 9, 8)
-    assert meant.of_team("acme") == TeamLimits(None, 60, 500)
-    assert meant.of_team("Größe und Söhne") == TeamLimits(None, 50, 1000)
+    assert meant.of_team("acme") == TeamLimits(None, 60, 500, None)
+    assert meant.of_team("Größe und Söhne") == TeamLimits(None, 50, 1000, 10240)
     assert meant.of_team("another") == meant.team
     assert meant.classes["ci"] == WorkloadClass(
         name="ci",
@@ -243,6 +245,12 @@ def test_a_time_in_the_wrong_unit(time: str, word: str) -> None:
         ),
         ("teams: {acme: {sandboxes: 5, records: 4}}\n" + CLASSES, 2, "teams.acme.records"),
         ("teams: {acme: {sandboxes: 99999}}\n" + CLASSES, 2, "teams.acme.sandboxes"),
+        ("registry: {public: [app]}\n" + CLASSES, 2, "registry.public[0]"),
+        ("registry: {public: [acme/app/*/more]}\n" + CLASSES, 2, "registry.public[0]"),
+        ("registry: {public: [acme/../app]}\n" + CLASSES, 2, "registry.public[0]"),
+        ("registry: {public: [acme/app, acme/app]}\n" + CLASSES, 2, "registry.public"),
+        ("limits: {team: {registry: 5}}\n" + CLASSES, 2, "limits.team.registry"),
+        ("limits: {deployment: {registry: 5GiB}}\n" + CLASSES, 2, "limits.deployment.registry"),
         (f"teams: {{{'n' * 129}: {{}}}}\n" + CLASSES, 2, f"teams.{'n' * 129}"),
     ],
 )
@@ -345,19 +353,22 @@ classes = st.builds(
     on_lease_expiry=st.sampled_from(OnLeaseExpiry),
     on_loss=st.sampled_from(OnLoss),
 )
+mib = st.none() | st.integers(0, 2**20)
 deployments = st.builds(
-    lambda made, client, team, teams: Deployment(
+    lambda made, client, team, teams, public: Deployment(
         classes={name: replace(one, name=name) for name, one in made.items()},
         default_class=next(iter(made)),
         client=client,
         team=team,
         deployment=DeploymentLimits(None, None, None, None, None),
         teams=teams,
+        public_repositories=tuple(public),
     ),
     st.dictionaries(names, classes, min_size=1, max_size=3),
     st.builds(ClientLimits, rates),
-    st.builds(TeamLimits, rates, counts, st.none()),
-    st.dictionaries(names, st.builds(TeamLimits, rates, counts, st.none()), max_size=2),
+    st.builds(TeamLimits, rates, counts, st.none(), mib),
+    st.dictionaries(names, st.builds(TeamLimits, rates, counts, st.none(), mib), max_size=2),
+    st.lists(st.from_regex(r"[a-z0-9]{1,4}(/[a-z0-9]{1,3})?/([a-z0-9]{1,4}|\*)", fullmatch=True), unique=True, max_size=3),
 )
 
 

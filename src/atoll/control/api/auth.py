@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 from collections.abc import Mapping
 from typing import Final
+
+from starlette.types import Scope
 
 from atoll.base.errors import Code, Refused
 from atoll.base.secret import Secret
@@ -31,6 +35,16 @@ def presented_key(headers: Mapping[bytes, bytes]) -> str:
         raise Refused(Code.UNAUTHENTICATED, "the API key is not valid")
     key = raw.decode("ascii")
     return key.removeprefix("sk_") if key.startswith(ACCESS_TOKEN_PREFIX) else key
+
+
+def address(scope: Scope, headers: Mapping[bytes, bytes]) -> str | None:
+    """Where a request came from. The edge adds whom it has spoken with as the last of a chain; what stands before that is hearsay."""
+    chain = headers.get(b"x-forwarded-for", b"").decode("latin-1")
+    last = chain.rpartition(",")[2].strip()
+    peer = scope.get("client")
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(last))
+    return str(peer[0])[:64] if peer else None
 
 
 async def authenticate(service: Service, key: str) -> Caller:

@@ -8,8 +8,6 @@ read. So nobody without a key makes us read one. Failures leave in the shape of 
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -224,7 +222,7 @@ class Front:
     async def _who(self, visit: Visit) -> tuple[str, Caller]:
         key = auth.presented_key(visit.headers)
         caller = await auth.authenticate(self._service, key)
-        return key, replace(caller, address=_address(visit), request_id=visit.request_id)
+        return key, replace(caller, address=auth.address(visit.scope, visit.headers), request_id=visit.request_id)
 
     def _health(self, visit: Visit) -> Answer:
         if visit.method == "OPTIONS":
@@ -256,16 +254,6 @@ class Front:
             if wanted:
                 headers += ((b"access-control-allow-headers", wanted),)
         return Answer(204, headers=headers)
-
-
-def _address(visit: Visit) -> str | None:
-    """Where the request came from. The edge adds whom it has spoken with as the last of a chain; what stands before that is hearsay."""
-    chain = visit.headers.get(b"x-forwarded-for", b"").decode("latin-1")
-    last = chain.rpartition(",")[2].strip()
-    peer = visit.scope.get("client")
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(last))
-    return str(peer[0])[:64] if peer else None
 
 
 def _plain_failure(visit: Visit, status: int, message: str, headers: Headers = ()) -> Answer:

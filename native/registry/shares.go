@@ -1,0 +1,204 @@
+package main
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// countedFor is how long what a team keeps is not counted anew; what it sends meanwhile is added.
+const countedFor = 10 * time.Second
+
+// limitCode is what a team is told that keeps as much as it may. It never changes.
+const limitCode = "TEAM_STORAGE_LIMIT"
+
+// Share is how much a team may keep, as control has said in the token: in all of its repositories, with what is being sent.
+type Share struct {
+	Team  string `json:"team"`
+	Bytes *int64 `json:"storage_bytes"` // nil: as much as there is room for
+}
+
+// shareOf reads a token that was verified before; nothing of it: there is no limit.
+func shareOf(r *http.Request) Share {
+	var said struct {
+		Atoll Share `json:"atoll"`
+	}
+	parts := strings.Split(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), ".")
+	if len(parts) == 3 {
+		if text, err := base64.RawURLEncoding.DecodeString(parts[1]); err == nil {
+			_ = json.Unmarshal(text, &said)
+		}
+	}
+	return said.Atoll
+}
+
+// shares counts what teams keep.
+type shares struct {
+	names   names
+	gate    sync.Mutex
+	counted map[string]*counted
+}
+
+type counted struct {
+	gate  sync.Mutex
+	bytes int64
+	at    time.Time
+}
+
+func newShares(names names) *shares { return &shares{names: names, counted: map[string]*counted{}} }
+
+// left is how much more a team may send; ok is false when it may send nothing of that length.
+func (s *shares) left(share Share, length int64) (int64, bool) {
+	if share.Bytes == nil || share.Team == "" {
+		return 1 << 62, true
+	}
+	s.gate.Lock()
+	its := s.counted[share.Team]
+	if its == nil {
+		its = &counted{}
+		s.counted[share.Team] = its
+	}
+	s.gate.Unlock()
+	its.gate.Lock()
+	defer its.gate.Unlock()
+	if time.Since(its.at) > countedFor {
+		its.bytes, its.at = s.kept(share.Team), time.Now()
+	}
+	left := *share.Bytes - its.bytes
+	if left <= 0 || length > left {
+		return 0, false
+	}
+	return left, true
+}
+
+// sent adds what has come since a team's share was counted.
+func (s *shares) sent(share Share, bytes int64) {
+	s.gate.Lock()
+	its := s.counted[share.Team]
+	s.gate.Unlock()
+	if its != nil {
+		its.gate.Lock()
+		its.bytes += bytes
+		its.gate.Unlock()
+	}
+}
+
+// kept counts each blob of a team's repositories once, and what was sent of those that are not whole yet.
+func (s *shares) kept(team string) int64 {
+	blobs := map[string]bool{}
+	var bytes int64
+	for _, folder := range s.names.ofTeam(team) {
+		_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return nil
+			}
+			switch {
+			case entry.Name() == "link" && (strings.Contains(path, "/_layers/sha256/") || strings.Contains(path, "/_manifests/revisions/sha256/")):
+				blobs[filepath.Base(filepath.Dir(path))] = true
+			case entry.Name() == "data" && strings.Contains(path, "/_uploads/"):
+				if info, err := entry.Info(); err == nil {
+					bytes += info.Size()
+				}
+			}
+			return nil
+		})
+	}
+	for hex := range blobs {
+		if digest.NewDigestFromEncoded(digest.SHA256, hex).Validate() != nil {
+			continue
+		}
+		if info, err := os.Stat(filepath.Join(s.names.base(), "blobs", "sha256", hex[:2], hex, "data")); err == nil {
+			bytes += info.Size()
+		}
+	}
+	return bytes
+}
+
+// others are repositories outside of a team's own directory that it has made: E2B's names. Who made one is kept in it.
+const others = "e2b/custom-envs"
+
+func (n names) ofTeam(team string) []string {
+	found := []string{n.repository(team)}
+	notes, _ := filepath.Glob(filepath.Join(n.repository(others), "*", "_team", team))
+	for _, note := range notes {
+		found = append(found, filepath.Dir(filepath.Dir(note)))
+	}
+	return found
+}
+
+func (n names) noteTeam(repository, team string) error {
+	if team == "" || strings.ContainsAny(team, "/\x00") || !strings.HasPrefix(repository, others+"/") {
+		return nil
+	}
+	folder := filepath.Join(n.repository(repository), "_team")
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(folder, team), nil, 0o600)
+}
+
+// errFull ends a body that goes on beyond what its team may keep.
+var errFull = errors.New("the team keeps as much as it may")
+
+// measured is a body of which no more is taken than its team may keep.
+type measured struct {
+	io.ReadCloser
+	left, got int64
+	full      bool
+}
+
+func (m *measured) Read(into []byte) (int, error) {
+	if m.got >= m.left {
+		// The end of what fits may be the end.
+		n, err := m.ReadCloser.Read(make([]byte, 1))
+		if n > 0 {
+			m.full = true
+			return 0, errFull
+		}
+		return 0, err
+	}
+	if int64(len(into)) > m.left-m.got {
+		into = into[:m.left-m.got]
+	}
+	n, err := m.ReadCloser.Read(into)
+	m.got += int64(n)
+	return n, err
+}
+
+// limited says of a body that was cut why that is; the engine only knows that it broke off.
+type limited struct {
+	http.ResponseWriter
+	body *measured
+	mute bool
+}
+
+func (l *limited) WriteHeader(status int) {
+	if l.body.full && status >= http.StatusBadRequest {
+		l.mute = true
+		refuseShare(l.ResponseWriter)
+		return
+	}
+	l.ResponseWriter.WriteHeader(status)
+}
+
+func (l *limited) Write(content []byte) (int, error) {
+	if l.mute {
+		return len(content), nil
+	}
+	return l.ResponseWriter.Write(content)
+}
+
+func refuseShare(w http.ResponseWriter) {
+	w.Header().Del("Content-Length")
+	refuse(w, http.StatusForbidden, limitCode, "the team keeps as much in the registry as it may: delete images, and ask an operator to collect (atoll registry gc), or for more (limits.team.registry)")
+}
