@@ -373,6 +373,7 @@ class Control:
             templates=templates,
             workshop=workshop,
             uploads=self.imports.uploads,
+            own=self._own_registry,
             owner=new_id(Prefix.REPLICA, self._dice),
         )
 

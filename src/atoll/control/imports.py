@@ -27,11 +27,12 @@ from atoll.control.service import Caller
 from atoll.domain.building import DEFAULT_TAG
 from atoll.domain.importing import MOVES, Event, Import, ImportRequest, State
 from atoll.domain.machine import step
+from atoll.domain.operations import Act, Action
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Role
 from atoll.images import blobs
 from atoll.images.carrier import Carrier
-from atoll.store import builds, tenancy
+from atoll.store import builds, operations, tenancy
 from atoll.store import imports as stored
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
@@ -101,19 +102,21 @@ class Imports:
             state=State.RUNNING,
             created_at=self.clock.now(),
         )
-        await self.store.write(lambda conn: self._accept(conn, one))
+        await self.store.write(lambda conn: self._accept(conn, caller, one))
         self.logs[one.id] = []
         task = asyncio.create_task(self._run(one, request, source, caller.team.name), name=f"import {one.id}")
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return one
 
-    def _accept(self, conn: sa.Connection, one: Import) -> None:
+    def _accept(self, conn: sa.Connection, caller: Caller, one: Import) -> None:
         for known in tenancy.templates_for(conn, one.team_id):
             if known.team_id is None and one.name in (known.name, *known.aliases):
                 raise Refused(Code.INVALID_REQUEST, f"{one.name!r} is a ready-made template: choose another name")
         stored.forget(conn, before=one.created_at - KEPT_S)
         stored.add(conn, one)
+        act = Act(caller.actor(), Action.TEMPLATE_IMPORT, one.id, data={"name": one.name, "source": one.source})
+        operations.audit(conn, act, at=one.created_at)
 
     def _source(self, caller: Caller, text: str) -> str:
         """What the program is told. Only registries and the team's own uploads: no path comes from a client."""
@@ -149,6 +152,9 @@ class Imports:
                 raise Refused(Code.TEMPLATE_IN_USE, f"{count} sandboxes use template {template.name!r}")
             stored.remove_template(conn, template.id)
             builds.remove_of_template(conn, template.id)
+            operations.audit(
+                conn, Act(caller.actor(), Action.TEMPLATE_DELETE, template.id, data={"name": template.name}), at=self.clock.now()
+            )
 
         await self.store.write(work)
         LOG.info(names.TEMPLATE_REMOVED, name=template.name, image=template.image)
@@ -191,9 +197,14 @@ class Imports:
                 self._upload_of(one).unlink()
         await self.collect()
 
-    def login(self, team: str, source: str) -> Mapping[str, str]:
+    async def login(self, team_id: str, team: str, source: str) -> Mapping[str, str]:
         """What a pull without credentials is given: the team's right, where the source is an image of its own in our registry."""
-        return {} if self.own is None else self.own.login(team, source.removeprefix("registry:"))
+        if self.own is None:
+            return {}
+        reference = source.removeprefix("registry:")
+        named = self.own.template_of(reference)
+        owned = await self.store.read(lambda conn: tenancy.owned(conn, team_id, {named})) if named else ()
+        return self.own.login(team, reference, templates=owned)
 
     def _upload_of(self, one: Import) -> Path:
         match = ARCHIVE.fullmatch(one.source)
@@ -210,7 +221,7 @@ class Imports:
 
         async with self.room, asyncio.timeout(IMPORT_S):
             log.append(f"pulling {one.source}")
-            record = await self.carrier.pull(source, options=request.credentials or self.login(team, source), told=told)
+            record = await self.carrier.pull(source, options=request.credentials or await self.login(one.team_id, team, source), told=told)
         log.append(f"image {record['digest']}, {len(record['layers'])} layers, {record['bytes']} bytes")
         await self.store.write(lambda conn: self._publish(conn, one, request, record, tuple(log)))
         LOG.info(names.TEMPLATE_REGISTERED, name=one.name, image=record["digest"])

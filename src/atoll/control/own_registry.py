@@ -40,6 +40,15 @@ class OwnRegistry:
         content = registry.claims(subject, access, now=now, token_id=self.dice(16).hex(), lasts_s=lasts_s, store=store)
         return jwt.encode(content, self.key, algorithm="EdDSA", headers={"kid": registry.key_id(self.key)}), now
 
+    def pushed(self, template_id: str, build_id: str) -> str:
+        """Where E2B's older command line pushes the image of a build."""
+        return f"{self.addresses[0]}/{registry.repository_of(template_id)}:{build_id}"
+
+    def template_of(self, reference: str) -> str | None:
+        """The template whose image under E2B's name `reference` is; None: it is none of those, or not here."""
+        address, _, rest = reference.partition("/")
+        return registry.template_of(_name(rest)) if address in self.addresses else None
+
     def login(self, team: str, reference: str, *, templates: Collection[str] = ()) -> Mapping[str, str]:
         """What a pull of `HOST:PORT/TEAM/NAME[:TAG][@DIGEST]` for a team is given: nothing, unless it is here, and the team's or public.
 
@@ -48,6 +57,9 @@ class OwnRegistry:
         address, _, rest = reference.partition("/")
         if address not in self.addresses:
             return {}
-        name = rest.partition("@")[0].partition(":")[0]
-        access = registry.granted(team, [f"repository:{name}:pull"], public=self.public(), templates=templates)
+        access = registry.granted(team, [f"repository:{_name(rest)}:pull"], public=self.public(), templates=templates)
         return {"token": self.token(_SUBJECT, access, lasts_s=PULL_S)[0]} if access else {}
+
+
+def _name(rest: str) -> str:
+    return rest.partition("@")[0].partition(":")[0]

@@ -150,6 +150,8 @@ class BuildRequest:
     cpu_millis: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
+    pushed: Recipe | None = None
+    """What is made of an image that the client pushes to the registry before it starts the build; all but the image's name."""
 
 
 @dataclass(frozen=True, slots=True)

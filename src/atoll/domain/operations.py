@@ -73,6 +73,14 @@ class Action(StrEnum):
     HOST_RECOUNT = "host.recount"
     ENROLLMENT_TOKEN_CREATE = "enrollment_token.create"  # noqa: S105 - an action, not a secret
     CONFIG_APPLY = "config.apply"
+    TEMPLATE_CREATE = "template.create"
+    TEMPLATE_BUILD = "template.build"
+    TEMPLATE_IMPORT = "template.import"
+    TEMPLATE_TAG = "template.tag"
+    TEMPLATE_UNTAG = "template.untag"
+    TEMPLATE_PUBLISH = "template.publish"
+    TEMPLATE_UNPUBLISH = "template.unpublish"
+    TEMPLATE_DELETE = "template.delete"
     REGISTRY_TOKEN = "registry.token"  # noqa: S105 - an action, not a secret
 
 

@@ -83,6 +83,11 @@ def template_of(name: str) -> str | None:
     return found[1] if found else None
 
 
+def repository_of(template_id: str) -> str:
+    """The repository of E2B's names that takes a template's image."""
+    return f"{_E2B_PREFIX}{template_id}"
+
+
 def is_public(name: str, public: Collection[str]) -> bool:
     """Whether anybody may pull a repository, by the operator's list of `TEAM/NAME` and `TEAM/NAME/*`."""
     parts = name.split("/")

@@ -28,14 +28,16 @@ from atoll.control.builds.journal import Journal
 from atoll.control.builds.port import Workshop
 from atoll.control.builds.workshop import on_behalf
 from atoll.control.imports import CPU_MILLIS, DISK_MIB, MEMORY_MIB, NAME
+from atoll.control.own_registry import OwnRegistry
 from atoll.control.service import Caller
 from atoll.control.templates import Templates
 from atoll.domain.building import DEFAULT_TAG, MOVES, Build, BuildRequest, Event, Line, Recipe, Result, State, Tag, version
 from atoll.domain.machine import step
+from atoll.domain.operations import Act, Action
 from atoll.domain.template import Template
 from atoll.planning import recipes
 from atoll.store import builds as stored
-from atoll.store import tenancy
+from atoll.store import operations, tenancy
 from atoll.store.engine import Store
 from atoll.store.sealing import Sealer
 from atoll.telemetry import events as names
@@ -69,6 +71,7 @@ class Builds:
     workshop: Workshop | None
     uploads: Path
     owner: str
+    own: OwnRegistry | None = None
     build_s: float = BUILD_S
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     running: dict[str, Build] = field(default_factory=dict)
@@ -126,10 +129,11 @@ class Builds:
             if len(going) >= TEAM_BUILDS_MAX:
                 raise Refused(Code.BUILD_QUOTA, f"the team has {len(going)} builds under way, at most {TEAM_BUILDS_MAX} are allowed")
             template = _own(conn, caller, name)
+            template_id = template.id if template else fresh_id
             build = Build(
                 id=build_id,
                 revision=1,
-                template_id=template.id if template else fresh_id,
+                template_id=template_id,
                 team_id=caller.team.id,
                 name=template.name if template else name,
                 tags=tags,
@@ -138,10 +142,12 @@ class Builds:
                 memory_mib=asked.memory_mib or MEMORY_MIB,
                 disk_mib=asked.disk_mib or DISK_MIB,
                 created_at=now,
+                recipe=self._pushed(asked, template_id, build_id),
             )
             if template is None:
                 template = _unbuilt(build)
                 tenancy.put_template(conn, template)
+                self._note(conn, caller, Action.TEMPLATE_CREATE, template)
             stored.add(conn, build)
             return template, build
 
@@ -155,6 +161,27 @@ class Builds:
         if NAME.fullmatch(name) is None:
             raise Refused(Code.INVALID_REQUEST, f"{name[:80]!r} is no name for a template: lower-case letters, digits, - and _")
         return name, checked_tags([*([tag] if tag else []), *asked.tags]) or (DEFAULT_TAG,)
+
+    def _pushed(self, asked: BuildRequest, template_id: str, build_id: str) -> Recipe | None:
+        if asked.pushed is None:
+            return None
+        if self.own is None:
+            raise Refused(Code.NOT_SUPPORTED, "this control process has no registry to push to")
+        return replace(asked.pushed, from_image=self.own.pushed(template_id, build_id))
+
+    def _note(self, conn: sa.Connection, caller: Caller, action: Action, template: Template, **data: str) -> None:
+        """Keep who did it, in the commit that does it."""
+        act = Act(caller.actor(), action, template.id, data={"name": template.name, **data})
+        operations.audit(conn, act, at=self.clock.now())
+
+    async def start_pushed(self, caller: Caller, reference: str, build_id: str) -> Build:
+        """Begin a build of an image that was pushed for it. *Errors*: as `start`; INVALID_REQUEST when its steps are still to come."""
+        found = await self.get(caller, reference, build_id)
+        if found.recipe is None:
+            raise Refused(
+                Code.INVALID_REQUEST, f"build {build_id} waits for its steps: POST /v2/templates/{{id}}/builds/{{id}} brings them"
+            )
+        return await self.start(caller, reference, build_id, found.recipe)
 
     async def start(
         self, caller: Caller, reference: str, build_id: str, recipe: Recipe, credentials: Mapping[str, str] | None = None
@@ -179,6 +206,8 @@ class Builds:
             if committed is None:
                 raise Refused(Code.INVALID_REQUEST, f"build {build_id} was begun, or cancelled, meanwhile")
             stored.seal(conn, build_id, sealed)
+            data = {"name": found.name, "build": build_id, "tags": ",".join(found.tags)}
+            operations.audit(conn, Act(caller.actor(), Action.TEMPLATE_BUILD, found.template_id, data=data), at=now)
             older = [
                 one
                 for one in stored.unended(conn, template_id=found.template_id)
@@ -242,6 +271,7 @@ class Builds:
             if build is None or build.result is None:
                 raise Refused(Code.BUILD_NOT_FOUND, f"template {name[:80]!r} has no build with tag {tag or DEFAULT_TAG!r}")
             self._name(conn, template, build, build.result, wanted)
+            self._note(conn, caller, Action.TEMPLATE_TAG, template, build=build.id, tags=",".join(wanted))
             return build
 
         return await self.store.write(work)
@@ -252,7 +282,12 @@ class Builds:
         if DEFAULT_TAG in wanted:
             raise Refused(Code.INVALID_REQUEST, f"the tag {DEFAULT_TAG!r} cannot be removed")
         template = await self._owned(caller, name)
-        await self.store.write(lambda conn: stored.untag(conn, template.id, wanted))
+
+        def work(conn: sa.Connection) -> None:
+            stored.untag(conn, template.id, wanted)
+            self._note(conn, caller, Action.TEMPLATE_UNTAG, template, tags=",".join(wanted))
+
+        await self.store.write(work)
 
     async def set_public(self, caller: Caller, reference: str, *, public: bool) -> Template:
         """Whether other teams may use a template. *Errors*: Refused FORBIDDEN (not the team's; public without being an operator)."""
@@ -260,7 +295,12 @@ class Builds:
         if public and not caller.operator:
             raise Refused(Code.FORBIDDEN, "only an operator may make a template everybody's")
         changed = replace(template, public=public)
-        await self.store.write(lambda conn: tenancy.put_template(conn, changed))
+
+        def work(conn: sa.Connection) -> None:
+            tenancy.put_template(conn, changed)
+            self._note(conn, caller, Action.TEMPLATE_PUBLISH if public else Action.TEMPLATE_UNPUBLISH, template)
+
+        await self.store.write(work)
         return changed
 
     def drop(self, template: Template) -> None:

@@ -80,10 +80,11 @@ class SandboxWorkshop:
         assert self.imports.carrier is not None
         if KEYS[0] in credentials:
             credentials = await self.amazon.login(credentials)
+        credentials = credentials or await self.imports.login(caller.team.id, caller.team.name, source)
         async with self.imports.room, asyncio.timeout(IMPORT_S):
             record = await self.imports.carrier.pull(
                 source,
-                options=credentials or self.imports.login(caller.team.name, source),
+                options=credentials,
                 told=lambda line: told("info", f"{line['event']} layer {int(line['layer']) + 1}: {line['digest']}"),
             )
         return Pulled(str(record["digest"]), tuple(record["env"] or ()))

@@ -56,6 +56,10 @@ class Account:
             headers = ((b"x-next-token", _cursor(found[limit - 1]).encode()),)
         return json_answer(200, await self._shown(call, found[:limit]), headers)
 
+    async def defaults(self, call: Call) -> Answer:
+        """What everybody may use without having built it: ready-made templates, which are no team's."""
+        return json_answer(200, await self._shown(call, [one for one in await self._templates(call) if one.team_id is None]))
+
     async def _shown(self, call: Call, templates: Sequence[Template]) -> list[answers.Json]:
         built = {} if self.builds is None else await self.builds.summary(call.caller)
         shown = []

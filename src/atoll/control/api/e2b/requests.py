@@ -157,6 +157,18 @@ class NewBuild(Message):
     min_free_disk_mb: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=1 << 24)] | None = Field(default=None, alias="minFreeDiskMb")
 
 
+class PushedBuild(Message):
+    """Body of POST /templates and /templates/{id}: the image is built and pushed by the client; the Dockerfile only tells of it."""
+
+    alias: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    dockerfile: Annotated[str, Field(max_length=1 << 20)]
+    start_cmd: str | None = Field(default=None, alias="startCmd")
+    ready_cmd: str | None = Field(default=None, alias="readyCmd")
+    team_id: str | None = Field(default=None, alias="teamID")
+    cpu_count: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1024)] | None = Field(default=None, alias="cpuCount")
+    memory_mb: Annotated[int, BeforeValidator(_whole), Field(ge=128, le=1 << 24)] | None = Field(default=None, alias="memoryMB")
+
+
 class BuildStep(Message):
     type: Annotated[str, Field(max_length=32)]
     args: list[str] = Field(default_factory=list)

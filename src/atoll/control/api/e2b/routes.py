@@ -41,6 +41,7 @@ def _supported(service: Service, settings: ApiSettings, builds: Builds | None) -
     yield Route("GET", "/templates", account.templates_v1)
     yield Route("GET", "/v2/templates", account.templates_v2)
     yield Route("GET", "/templates/{templateID}", account.template)
+    yield Route("GET", "/default-templates", account.defaults)
     yield Route("GET", "/templates/aliases/{alias}", account.alias)
     yield Route("GET", "/teams", account.teams)
     yield Route("GET", "/api-keys", account.keys)
@@ -49,6 +50,9 @@ def _supported(service: Service, settings: ApiSettings, builds: Builds | None) -
 
 
 _BUILDING: Final[tuple[tuple[str, str, Callable[[Templates], Handler]], ...]] = (
+    ("POST", "/templates", lambda room: room.request_v1),
+    ("POST", "/templates/{templateID}", lambda room: room.request_v1),
+    ("POST", "/templates/{templateID}/builds/{buildID}", lambda room: room.start_v1),
     ("POST", "/v3/templates", lambda room: room.request),
     ("POST", "/v2/templates", lambda room: room.request_v2),
     ("GET", "/templates/{templateID}/files/{hash}", lambda room: room.file),
@@ -58,6 +62,8 @@ _BUILDING: Final[tuple[tuple[str, str, Callable[[Templates], Handler]], ...]] = 
     ("POST", "/templates/tags", lambda room: room.assign_tags),
     ("DELETE", "/templates/tags", lambda room: room.remove_tags),
     ("GET", "/templates/{templateID}/tags", lambda room: room.tags),
+    ("GET", "/templates/{templateID}/tags/count", lambda room: room.count_tags),
+    ("GET", "/templates/{templateID}/tags/exists", lambda room: room.tag_exists),
     ("DELETE", "/templates/{templateID}", lambda room: room.delete),
     ("PATCH", "/templates/{templateID}", lambda room: room.change),
     ("PATCH", "/v2/templates/{templateID}", lambda room: room.change_v2),

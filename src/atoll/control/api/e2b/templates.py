@@ -16,7 +16,7 @@ from atoll.control.api.exchange import Answer, Call, json_answer
 from atoll.control.api.moment import timestamp
 from atoll.control.api.uploads import Uploads
 from atoll.control.builds.builds import Builds
-from atoll.domain.building import Build, BuildRequest
+from atoll.domain.building import Build, BuildRequest, Recipe
 from atoll.domain.template import Template
 from atoll.planning.recipes import FILES_HASH
 
@@ -49,7 +49,36 @@ class Templates:
         )
 
     async def request_v2(self, call: Call) -> Answer:
-        template, build = await self._request(call)
+        return self._legacy(*await self._request(call))
+
+    async def request_v1(self, call: Call) -> Answer:
+        """A build of an image that the client will push to `e2b/custom-envs/TEMPLATE:BUILD`; the oldest form, with a Dockerfile for show."""
+        body = call.json(requests.PushedBuild)
+        requests.refuse_unknown(body)
+        if body.team_id and body.team_id != call.caller.team.id:
+            raise Refused(Code.FORBIDDEN, "this key is not of that team")
+        if known := call.params.get("templateID"):
+            template = await self.account.find(call, known)
+            if template.team_id != call.caller.team.id:
+                raise Refused(Code.FORBIDDEN, "this template is not of the key's team")
+            name = template.name
+        elif body.alias:
+            name = body.alias
+        else:
+            raise Refused(Code.INVALID_REQUEST, "alias is missing: a template needs a name")
+        asked = BuildRequest(
+            name=name,
+            cpu_millis=None if body.cpu_count is None else body.cpu_count * 1000,
+            memory_mib=body.memory_mb,
+            pushed=Recipe(start_command=body.start_cmd or None, ready_command=body.ready_cmd or None),
+        )
+        return self._legacy(*await self.builds.request(call.caller, asked))
+
+    async def start_v1(self, call: Call) -> Answer:
+        await self.builds.start_pushed(call.caller, call.params["templateID"], call.params["buildID"])
+        return Answer(202)
+
+    def _legacy(self, template: Template, build: Build) -> Answer:
         shown = answers.template(template, status=build_answers.STATUS[build.state])
         return json_answer(
             202, {**{name: value for name, value in shown.items() if name not in ("names", "buildStatus")}, "buildID": build.id}
@@ -134,6 +163,16 @@ class Templates:
     async def tags(self, call: Call) -> Answer:
         found = await self.builds.tags(call.caller, call.params["templateID"])
         return json_answer(200, [{"tag": one.name, "buildID": one.build_id, "createdAt": timestamp(one.assigned_at)} for one in found])
+
+    async def count_tags(self, call: Call) -> Answer:
+        return json_answer(200, {"total": len(await self.builds.tags(call.caller, call.params["templateID"]))})
+
+    async def tag_exists(self, call: Call) -> Answer:
+        wanted = (call.query().get("tag") or "").strip().lower()
+        if not wanted:
+            raise Refused(Code.INVALID_REQUEST, "tag is missing")
+        known = {one.name for one in await self.builds.tags(call.caller, call.params["templateID"])}
+        return json_answer(200, {"exists": wanted in known, "normalizedTag": wanted})
 
     async def change(self, call: Call) -> Answer:
         await self._change(call)
