@@ -26,8 +26,10 @@ compile pyproject.toml --group build --group dev -c requirements/runtime.txt -o 
 for name in e2b-2.45 go node; do
   compile "requirements/$name.in" -o "requirements/$name.txt" "$@"
 done
+interpreter=deploy/templates/code-interpreter/requirements
+compile "$interpreter.in" -o "$interpreter.txt" "$@"
 
-if grep -nE 'https?://|file:|/opt/|--find-links|--index-url' requirements/*.txt; then
+if grep -nE 'https?://|file:|/opt/|--find-links|--index-url' requirements/*.txt "$interpreter.txt"; then
   echo "lock.sh: a lock file names a place of this machine or a registry (above)" >&2
   exit 1
 fi

@@ -64,6 +64,16 @@ def _answers(url: str) -> bool:
         return False
 
 
+def test_the_javascript_sdk(sandbox: Sandbox) -> None:
+    node = ROOT / "build" / "tools" / "node"
+    script = ROOT / "tests" / "e2e" / "js" / "templates" / "interpreter.mjs"
+    if not node.exists() or not (script.parents[1] / "node_modules" / "@e2b" / "code-interpreter").exists():
+        pytest.skip("node or the JavaScript packages are not here; `make test` installs both")
+    environment = {**os.environ, "INTERPRETER_URL": sandbox.connection_config.get_sandbox_url(sandbox.sandbox_id, "localhost")}
+    ran = subprocess.run([node, "--test", script], env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert ran.returncode == 0, f"{ran.stdout[-6000:]}\n{ran.stderr[-2000:]}"
+
+
 def test_a_value_stays_between_executions(sandbox: Sandbox) -> None:
     sandbox.run_code("x = 20")
     ended = sandbox.run_code("x += 1; x")

@@ -1,0 +1,166 @@
+"""The ready-made templates, built from their recipes as the guide says, and used by the unmodified SDKs that want them by name.
+
+A build installs packages from Debian's mirror and PyPI: minutes, so these are part of the full matrices. Where this machine trusts more
+than Debian does, sandboxes are given the same certificates.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from e2b_code_interpreter import Sandbox as Interpreter
+from e2b_desktop import Sandbox as Desktop
+
+from tests.e2e.conftest import ATOLL, ROOT, Product
+
+RECIPES = ROOT / "deploy" / "templates"
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+
+def build(product: Product, name: str, place: Path, *words: str) -> None:
+    command = [ATOLL, "template", "build", name, str(place), *words]
+    ran = subprocess.run(command, env={**os.environ, **product.environment}, capture_output=True, text=True, timeout=1500, check=False)
+    assert ran.returncode == 0, f"{ran.stdout[-2000:]}\n{ran.stderr[-6000:]}"
+
+
+@pytest.fixture(scope="module")
+def trusting(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`base`, with what this machine trusts."""
+    place = tmp_path_factory.mktemp("trusting")
+    (place / "ca-certificates.crt").write_bytes(CERTIFICATES.read_bytes())
+    (place / "Dockerfile").write_text(f"FROM template:base\nCOPY ca-certificates.crt {CERTIFICATES}\n")
+    build(product, "trusting", place)
+    yield "trusting"
+    product.call("DELETE", "/templates/trusting")
+
+
+@pytest.fixture(scope="module")
+def interpreter(product: Product, trusting: str) -> Iterator[None]:
+    words = ["--build-arg", f"BASE={trusting}", "--cpu", "2", "--memory-mib", "1024"]
+    ready = ["--ready-command", "curl -fsS http://127.0.0.1:49999/health"]
+    build(product, "code-interpreter-v1", RECIPES / "code-interpreter", *words, *ready)
+    yield
+    product.call("DELETE", "/templates/code-interpreter-v1")
+
+
+@pytest.fixture(scope="module")
+def desktop(product: Product) -> Iterator[Desktop]:
+    build(product, "desktop", RECIPES / "desktop", "--cpu", "2", "--memory-mib", "2048")
+    made = Desktop.create(resolution=(1280, 800), timeout=900)
+    yield made
+    made.kill()
+    product.call("DELETE", "/templates/desktop")
+
+
+def test_the_code_interpreter_in_python(interpreter: None) -> None:
+    with Interpreter.create(timeout=300) as sandbox:
+        sandbox.run_code("x = 20")
+        said: list[str] = []
+        ended = sandbox.run_code("print('said')\nx + 1", on_stdout=lambda message: said.append(message.line))
+        assert (ended.text, said) == ("21", ["said\n"])
+        shown = sandbox.run_code("import matplotlib.pyplot as plt\nplt.bar(['a'], [1])\nplt.show()").results[0]
+        assert shown.chart is not None
+        assert shown.png is not None
+        for language, code in (("js", "20 + 1"), ("typescript", "const n: number = 21; n"), ("bash", "echo 21")):
+            ended = sandbox.run_code(code, language=language)
+            assert "21" in (ended.text or "".join(ended.logs.stdout)), (language, ended)
+        sandbox.files.write("/home/user/a.csv", "n\n1\n2\n")
+        assert sandbox.run_code("import pandas\nint(pandas.read_csv('/home/user/a.csv').n.sum())").text == "3"
+
+
+def test_the_code_interpreter_in_javascript(product: Product, interpreter: None) -> None:
+    script = ROOT / "tests" / "e2e" / "js" / "templates" / "interpreter.mjs"
+    command = [ROOT / "build" / "tools" / "node", "--test", script]
+    ran = subprocess.run(command, env={**os.environ, **product.environment}, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, f"{ran.stdout[-6000:]}\n{ran.stderr[-2000:]}"
+
+
+def size(picture: bytes) -> tuple[int, int]:
+    assert picture.startswith(b"\x89PNG\r\n")
+    width, height = struct.unpack(">II", picture[16:24])
+    return width, height
+
+
+def test_a_desktop_is_seen(desktop: Desktop) -> None:
+    first = bytes(desktop.screenshot())
+    assert size(first) == desktop.get_screen_size() == (1280, 800)
+    assert len(first) > 5000, "one colour only"
+    assert b"".join(desktop.screenshot(format="stream"))[:4] == first[:4]
+
+
+def test_mouse_keyboard_and_windows(desktop: Desktop) -> None:
+    desktop.move_mouse(333, 222)
+    assert desktop.get_cursor_position() == (333, 222)
+    desktop.drag((300, 300), (400, 350))
+    assert desktop.get_cursor_position() == (400, 350)
+    desktop.launch("org.xfce.mousepad")
+    until = time.monotonic() + 60
+    windows: list[str] = []
+    while not windows:
+        assert time.monotonic() < until
+        try:
+            windows = [one for one in desktop.get_application_windows("mousepad") if one]
+        except Exception:
+            time.sleep(0.5)
+    assert "Mousepad" in desktop.get_window_title(windows[0])
+    desktop.wait(1000)
+    desktop.write("typed by an agent")
+    desktop.press(["ctrl", "s"])
+    desktop.wait(1500)
+    desktop.write("/home/user/typed.txt")
+    desktop.press("enter")
+    while not desktop.files.exists("/home/user/typed.txt"):
+        assert time.monotonic() < until
+        time.sleep(0.3)
+    assert desktop.files.read("/home/user/typed.txt").strip() == "typed by an agent"
+    for click in (desktop.left_click, desktop.right_click, desktop.middle_click, desktop.double_click):
+        click(600, 600)
+    desktop.press("esc")
+    desktop.scroll("down", 3)
+
+
+def test_a_file_is_opened(desktop: Desktop) -> None:
+    desktop.files.write("/home/user/note.txt", "a note\n")
+    desktop.open("/home/user/note.txt")
+    until = time.monotonic() + 60
+    while "note.txt" not in desktop.commands.run("wmctrl -l || true").stdout:
+        assert time.monotonic() < until, desktop.commands.run("wmctrl -l || true").stdout
+        time.sleep(0.5)
+
+
+def test_a_desktop_is_streamed_to_those_with_its_key(product: Product, desktop: Desktop) -> None:
+    desktop.stream.start(require_auth=True)
+    key = desktop.stream.get_auth_key()
+    url = desktop.stream.get_url(auth_key=key)
+    assert parse_qs(urlsplit(url).query)["password"] == [key]
+    assert urlsplit(url).netloc == f"6080-{desktop.sandbox_id}.{product.domain}"
+    page = product.inside(desktop, "GET", "/vnc.html", port=6080)
+    assert (page.status_code, "noVNC" in page.text) == (200, True)
+    by_name = product.http.get(f"{product.url}/vnc.html", headers={"Host": urlsplit(url).netloc})
+    assert by_name.status_code == 200
+    # What RFB says first through the stream's own way in: a version, then that a password is wanted (2) and nothing else.
+    probe = (
+        "import socket; s = socket.create_connection(('127.0.0.1', 5900)); v = s.recv(12); s.sendall(v); "
+        "n = s.recv(1)[0]; print(v.decode().strip(), list(s.recv(n)))"
+    )
+    assert desktop.commands.run(f'python3 -c "{probe}"').stdout.strip() == "RFB 003.008 [2]"
+    upgraded = httpx.Headers({"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"})
+    upgraded["Sec-WebSocket-Key"] = "AAAAAAAAAAAAAAAAAAAAAA=="
+    answer = desktop.commands.run(
+        "curl -sS -m 3 -o /dev/null -w '%{http_code}' "
+        + " ".join(f"-H '{name}: {value}'" for name, value in upgraded.items())
+        + " http://127.0.0.1:6080/websockify || true"
+    )
+    assert answer.stdout == "101"
+    desktop.stream.stop()
+    assert desktop.commands.run("pgrep -x x11vnc || echo gone").stdout == "gone\n"
