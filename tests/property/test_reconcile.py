@@ -16,7 +16,9 @@ from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Report
 from atoll.domain.sandbox import State
-from atoll.planning.reconcile import (
+from atoll.planning.pausing import AT_REST, MOVING
+from atoll.planning.reconcile import advance, wants_placing
+from atoll.planning.stimuli import (
     EndMoved,
     Facts,
     Fenced,
@@ -24,16 +26,25 @@ from atoll.planning.reconcile import (
     HostRefused,
     NoRoom,
     Outcome,
+    PauseRequested,
     Placed,
     ReleaseRequested,
+    ResumeRequested,
     Stimulus,
+    SuspendRequested,
     Tick,
-    advance,
-    wants_placing,
 )
 from tests.builders import NOW, placement, sandbox
 
-TRANSIENT = {State.PENDING, State.RESERVING, State.PROVISIONING, State.RELEASING}
+TRANSIENT = {State.PENDING, State.RESERVING, State.PROVISIONING, State.RELEASING, *MOVING}
+TOLD = {
+    Kind.ENSURE_RUNNING: Observed.RUNNING,
+    Kind.ENSURE_PAUSED: Observed.FROZEN,
+    Kind.ENSURE_SUSPENDED: Observed.SAVED,
+    Kind.ENSURE_STOPPED: Observed.STOPPED,
+    Kind.ENSURE_ABSENT: Observed.ABSENT,
+}
+"""What an honest host says when it has done what it was told."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,9 @@ class Step:
     end_at: float = 0.0
     failing: bool = False
     pause_s: float = 0.0
+    applied: int = 0
+    """Relative to what is desired."""
+    failed: int = -1
 
     def against(self, facts: Facts) -> Stimulus:
         match self.what:
@@ -65,17 +79,31 @@ class Step:
                 return EndMoved(NOW + self.end_at)
             case "fence":
                 return Fenced()
+            case "pause":
+                return PauseRequested()
+            case "suspend":
+                return SuspendRequested()
+            case "resume":
+                return ResumeRequested(life_s=self.end_at)
             case "report":
                 known = facts.placement
                 seq, generation = (known.seq, known.generation) if known else (0, 1)
+                desired = known.desired_revision if known else 1
                 report = Report(
-                    seq + self.seq, self.observed, generation + self.generation, applied_revision=1, reason=self.reason, ready=self.ready
+                    seq + self.seq,
+                    self.observed,
+                    generation + self.generation,
+                    applied_revision=desired + self.applied,
+                    failed_revision=desired + self.failed,
+                    reason=self.reason,
+                    ready=self.ready,
                 )
                 return Heard(report, ended_by=self.ended_by)
             case _:
                 return Tick()
 
 
+REST = ("pause", "pause", "suspend", "suspend", "resume", "resume", "resume")
 pauses = st.sampled_from([0.0, 0.1, 0.3, 5.0, 61.0, 700.0])
 reports = st.builds(
     Step,
@@ -87,20 +115,29 @@ reports = st.builds(
     seq=st.sampled_from([1, 1, 1, 1, 2, 0, -1]),
     generation=st.sampled_from([0, 0, 0, 0, 0, 1, -1]),
     pause_s=pauses,
+    applied=st.sampled_from([0, 0, 0, -1]),
+    failed=st.sampled_from([-1, -1, -1, 0]),
 )
 others = st.builds(
     Step,
-    st.sampled_from(["place", "place", "place", "refuse", "no_room", "release", "end", "fence", "tick", "tick"]),
+    st.sampled_from(["place", "place", "place", "refuse", "no_room", "release", "end", "fence", "tick", "tick", *REST]),
     end_at=st.floats(0, 1000),
     failing=st.booleans(),
     pause_s=pauses,
 )
 PLACE, READY = Step("place"), Step("report", Observed.RUNNING, ready=True)
+FROZEN, SAVED = Step("report", Observed.FROZEN), Step("report", Observed.SAVED)
 ERROR, ABSENT = Step("report", Observed.ERROR, reason="START_FAILED"), Step("report", Observed.ABSENT, ended_by="command")
 STUCK = [PLACE, ERROR, ABSENT] * 2
+RESTED = [
+    [PLACE, READY, Step("pause"), FROZEN],
+    [PLACE, READY, Step("suspend"), SAVED],
+    [PLACE, READY, Step("pause"), FROZEN, Step("resume")],
+    [PLACE, READY, Step("suspend"), SAVED, Step("resume", end_at=5.0)],
+]
 steps_of = st.builds(
     lambda begun, more: [*begun, *more],
-    st.sampled_from([[], [PLACE], [PLACE, READY], [PLACE, READY], [PLACE, READY, Step("release")], STUCK]),
+    st.sampled_from([[], [PLACE], [PLACE, READY], [PLACE, READY], [PLACE, READY, Step("release")], STUCK, *RESTED]),
     st.lists(st.one_of(reports, others), max_size=20),
 )
 
@@ -185,7 +222,7 @@ def test_whoever_waits_has_a_deadline(steps: list[Step]) -> None:
     facts, now = last(steps)
     state = facts.sandbox.state
     assert (facts.sandbox.deadline_at is not None) == (state in TRANSIENT), state
-    if state in (State.PROVISIONING, State.RELEASING):
+    if state in (State.PROVISIONING, State.RELEASING, *MOVING):
         assert facts.sandbox.deadline_at is not None
         outcome = advance(facts, Tick(), now=facts.sandbox.deadline_at)
         assert outcome is not None, "a deadline that comes and says nothing"
@@ -248,7 +285,7 @@ def test_a_host_that_answers_honestly_brings_it_to_ready_or_an_end(steps: list[S
     facts, now = last(steps)
     for round_ in range(60):
         state = facts.sandbox.state
-        if state in sb.TERMINAL or state is State.READY:
+        if state in sb.TERMINAL or state is State.READY or state in AT_REST:
             return
         now = max(now, facts.sandbox.deadline_at or now)
         stimulus: Stimulus = Tick()
@@ -256,13 +293,52 @@ def test_a_host_that_answers_honestly_brings_it_to_ready_or_an_end(steps: list[S
             stimulus = Placed(placement(facts.sandbox))
         elif facts.placement is not None and round_ % lost == 0:
             gone = facts.placement.desired is Kind.ENSURE_ABSENT
-            seen = Observed.ABSENT if gone else Observed.RUNNING
-            report = Report(facts.placement.seq + 1, seen, facts.placement.generation, ready=not gone, applied_revision=9)
+            seen = TOLD[facts.placement.desired]
+            ready, applied = seen is Observed.RUNNING, facts.placement.desired_revision
+            report = Report(facts.placement.seq + 1, seen, facts.placement.generation, ready=ready, applied_revision=applied)
             stimulus = Heard(report, ended_by="command" if gone else None)
         outcome = advance(facts, stimulus, now=now)
         if outcome is not None:
             facts = kept(outcome)
     raise AssertionError(f"still {facts.sandbox.state}")
+
+
+@settings(max_examples=300)
+@given(steps_of)
+def test_what_is_at_rest_can_be_had_back(steps: list[Step]) -> None:
+    """From rest, a resume and an honest host bring it to ready, with an end that counts from then; and it held less meanwhile."""
+    facts, now = last(steps)
+    if facts.sandbox.state not in AT_REST or facts.placement is None or facts.placement.holding is Holding.NONE:
+        return
+    assert facts.sandbox.end_at is None, "nothing ends that is at rest"
+    first = advance(facts, ResumeRequested(life_s=50.0), now=now)
+    assert first is not None
+    assert first.placement is not None
+    assert first.placement.holding is Holding.ACTIVE, "its host must have room before it is wanted back"
+    told = Report(
+        first.placement.seq + 1,
+        Observed.RUNNING,
+        first.placement.generation,
+        ready=True,
+        applied_revision=first.placement.desired_revision,
+    )
+    second = advance(kept(first), Heard(told), now=now + 1.0)
+    assert second is not None
+    assert second.sandbox.state is State.READY
+    assert second.sandbox.end_at == now + 51.0
+
+
+@settings(max_examples=300)
+@given(steps_of)
+def test_what_holds_little_is_at_rest(steps: list[Step]) -> None:
+    """Capacity is given back when it is seen at rest, and never while it may run."""
+    for before, stimulus, outcome, _ in walk(steps):
+        if outcome is None or outcome.placement is None or before.placement is None or before.placement.id != outcome.placement.id:
+            continue
+        little = outcome.placement.holding in (Holding.PAUSED, Holding.SAVED, Holding.STOPPED)
+        if little and outcome.placement.holding is not before.placement.holding:
+            assert isinstance(stimulus, Heard)
+            assert stimulus.report.observed in (Observed.FROZEN, Observed.SAVED, Observed.STOPPED)
 
 
 def test_the_facts_are_not_touched() -> None:

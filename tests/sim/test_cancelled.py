@@ -13,7 +13,7 @@ import pytest
 from atoll.base.secret import Secret
 from atoll.base.units import ZERO
 from atoll.domain.host import Admin, AdminEvent
-from atoll.planning.reconcile import EndMoved, ReleaseRequested
+from atoll.planning.stimuli import EndMoved, ReleaseRequested
 from tests.sim.world import OPERATOR_KEY, Agent, World
 
 

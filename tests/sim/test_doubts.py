@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.planning.reconcile import ReleaseRequested
+from atoll.planning.stimuli import ReleaseRequested
 from tests.sim.duo import Duo, duo
 from tests.sim.world import Agent
 

@@ -17,7 +17,7 @@ from atoll.domain.host import Admin, Host
 from atoll.domain.placement import Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
-from atoll.planning.reconcile import Heard, NoRoom, ReleaseRequested, Stimulus, Tick
+from atoll.planning.stimuli import Heard, NoRoom, ReleaseRequested, Stimulus, Tick
 from atoll.store import facts, hosts, payloads, rows, tenancy
 from atoll.store.engine import Stale, Store
 from atoll.store.payloads import Sealed

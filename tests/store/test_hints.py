@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from atoll.base.ids import Prefix
 from atoll.domain.host import Host
 from atoll.domain.tenancy import Team
-from atoll.planning.reconcile import ReleaseRequested
+from atoll.planning.stimuli import ReleaseRequested
 from atoll.store import facts, hints, hosts, schema, tenancy
 from atoll.store.hints import EVERYTHING, Hints
 from atoll.store.postgres import PostgresStore

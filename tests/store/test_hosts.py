@@ -14,7 +14,7 @@ from atoll.base.ids import EpochId, Prefix
 from atoll.domain.host import Admin, Host
 from atoll.domain.placement import Observed, Report
 from atoll.domain.sandbox import Sandbox
-from atoll.planning.reconcile import EndMoved, Heard, ReleaseRequested
+from atoll.planning.stimuli import EndMoved, Heard, ReleaseRequested
 from atoll.store import facts, hosts, operations
 from atoll.store.engine import Stale, Store
 from tests.builders import NOW, fresh, host, placement

@@ -22,7 +22,7 @@ from atoll.domain.operations import Alert, Raised, Severity
 from atoll.domain.placement import Observed, Report
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
-from atoll.planning.reconcile import Heard, ReleaseRequested
+from atoll.planning.stimuli import Heard, ReleaseRequested
 from atoll.store import facts, hosts, operations, postgres, schema, tenancy
 from atoll.store.postgres import PostgresStore
 from atoll.store.prepared import Prepared

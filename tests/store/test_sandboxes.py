@@ -13,7 +13,7 @@ from atoll.domain.placement import Observed, Report
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
 from atoll.planning.admission import Usage
-from atoll.planning.reconcile import Heard, ReleaseRequested
+from atoll.planning.stimuli import Heard, ReleaseRequested
 from atoll.store import facts, hosts, sandboxes, tallies, tenancy
 from atoll.store.engine import SqliteStore, Store
 from atoll.store.sandboxes import LIVING_STATES, VISIBLE, Filter

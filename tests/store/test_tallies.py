@@ -13,7 +13,7 @@ from atoll.domain.deployment import ClientLimits, DeploymentLimits, TeamLimits
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
 from atoll.planning.admission import Limits, Usage
-from atoll.planning.reconcile import ReleaseRequested
+from atoll.planning.stimuli import ReleaseRequested
 from atoll.store import facts, sandboxes, tallies, tenancy
 from atoll.store.engine import Store
 from tests.builders import NOW, sandbox, team

@@ -18,6 +18,7 @@ from atoll.agent.ledger import Ledger
 from atoll.agent.record import Goal, Record, exited, goal, seen
 from atoll.agent.steps import restarts
 from atoll.base.errors import AtollError, Code
+from atoll.domain.placement import Observed
 from atoll.domain.spec import Isolation
 from atoll.drivers.port import Driver, Held, Power, Seen
 from atoll.telemetry import events
@@ -126,8 +127,12 @@ def _fate(record: Record, *, boot_id: str) -> Fate:
         return Fate.LOST
     if goal(record) is not Goal.REST:
         # A ready guest with a newer order is adopted as well: the order is carried out on the living guest.
-        return Fate.ADOPT if record.ready and goal(record) is not Goal.ABSENT else Fate.RESUME
-    return Fate.ADOPT if record.ready else Fate.REST
+        return Fate.ADOPT if _has_guest(record) and goal(record) is not Goal.ABSENT else Fate.RESUME
+    return Fate.ADOPT if _has_guest(record) else Fate.REST
+
+
+def _has_guest(record: Record) -> bool:
+    return record.ready or record.observed is Observed.FROZEN
 
 
 async def settle(
@@ -172,13 +177,16 @@ async def _settle(ledger: Ledger, drivers: Mapping[Isolation, Driver], placement
     found = await _adopt(drivers.get(record.blueprint.spec.isolation), placement_id)
     if found is None:
         return
-    if found.power is not Power.RUNNING:
+    if not found.lives:
         code = Code.GUEST_EXITED if found.power is Power.STOPPED else Code.PLACEMENT_LOST
         detail = found.reason or f"it was found {found.power} after a restart of the agent"
         kept = restarts(record, drivers) and found.power is not Power.ABSENT
         await ledger.change(placement_id, lambda r: exited(r, reason=code, detail=detail, restart=kept))
         return
     inherited.discard(placement_id)
+    if found.power is Power.FROZEN and record.observed is not Observed.FROZEN:
+        # The last run was killed between the freezer and its journal.
+        await ledger.change(placement_id, lambda r: seen(r, Observed.FROZEN, ready=False))
     if found.address is not None and found.address != record.address:
         await ledger.change(placement_id, lambda r: seen(r, r.observed, reason=r.reason, detail=r.detail, address=found.address))
     log.info(events.PLACEMENT_ADOPTED, placement_id=placement_id, sandbox_id=record.sandbox_id, pid=found.pid)

@@ -9,6 +9,7 @@ spec says (`end`; `keep` stays, and so does `suspend` until a driver can save), 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -54,7 +55,10 @@ class Deadlines:
                 self.watch(record.placement_id, record.end)
 
     def watch(self, placement_id: str, end: EndRule) -> None:
-        """Enforce this end (which is in the journal) instead of an earlier one."""
+        """Enforce this end (which is in the journal) instead of an earlier one; of one that is at rest none."""
+        if end.at_boot == math.inf:
+            self.unwatch(placement_id)
+            return
         self._current[placement_id] = end
         heapq.heappush(self._heap, (end.at_boot, placement_id, end.revision))
         if len(self._heap) > 2 * len(self._current) + _SLACK:
@@ -121,7 +125,7 @@ class Deadlines:
 def _reached(revision: int) -> Callable[[Record], Record | None]:
     def make(record: Record) -> Record | None:
         # An end that was moved while this decision waited for the disk is not reached.
-        if record.end is None or record.end.revision != revision:
+        if record.end is None or record.end.revision != revision or record.end.at_boot == math.inf:
             return None
         return ending(record, EndedBy.END_AT, reason=Code.END_REACHED)
 

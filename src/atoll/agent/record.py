@@ -8,6 +8,7 @@ ABSENT absorbs. What is not here: secrets (`vault.py`), and whether a step is un
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final
@@ -45,7 +46,7 @@ BLUEPRINT: Final = TypeAdapter(Blueprint)
 
 @dataclass(frozen=True, slots=True)
 class EndRule:
-    """When the agent ends the placement by itself. `at_boot` is CLOCK_BOOTTIME of this boot of the kernel, in seconds."""
+    """When the agent ends the placement by itself. `at_boot` is CLOCK_BOOTTIME of this boot of the kernel, in seconds; inf: it is at rest."""
 
     revision: int
     at_boot: float
@@ -107,6 +108,8 @@ class Goal(Enum):
     REST = auto()
     PREPARED = auto()
     RUNNING = auto()
+    PAUSED = auto()
+    STOPPED = auto()
     ABSENT = auto()
     REFUSED = auto()
     """Say that this release cannot do what is desired; change nothing."""
@@ -125,6 +128,10 @@ def goal(record: Record) -> Goal:
             return Goal.RUNNING
         case Kind.ENSURE_PRESENT:
             return Goal.PREPARED
+        case Kind.ENSURE_PAUSED:
+            return Goal.PAUSED
+        case Kind.ENSURE_STOPPED:
+            return Goal.STOPPED
         case _:
             return Goal.REFUSED
 
@@ -149,11 +156,11 @@ def with_end(record: Record, end: EndRule) -> Record | None:
     return replace(record, end=end)
 
 
-def with_own_end(record: Record, *, ready_boot: float) -> Record:
+def with_own_end(record: Record, *, ready_boot: float, anew: bool = False) -> Record:
     """The record with the end that its command carries, counted from `ready_boot` (CLOCK_BOOTTIME), where that is sooner than a known one.
 
     The revision stays that of the known end, so that whatever control says next replaces it. A guest that control has seen running before
-    has its end from control.
+    has its end from control. `anew`: it comes back from rest, and the end that it had before means nothing any more.
     """
     blueprint, known = record.blueprint, record.end
     if blueprint is None or blueprint.timeout_s is None or blueprint.begun or record.ended_by is not None:
@@ -161,7 +168,7 @@ def with_own_end(record: Record, *, ready_boot: float) -> Record:
     at_boot = ready_boot + blueprint.timeout_s
     if known is None:
         return replace(record, end=EndRule(0, at_boot, blueprint.spec.on_end, blueprint.spec.on_lease_expiry))
-    return replace(record, end=replace(known, at_boot=at_boot)) if at_boot < known.at_boot else record
+    return replace(record, end=replace(known, at_boot=at_boot)) if anew or at_boot < known.at_boot else record
 
 
 def ending(record: Record, by: str, *, reason: str, detail: str | None = None) -> Record | None:
@@ -169,6 +176,19 @@ def ending(record: Record, by: str, *, reason: str, detail: str | None = None) -
     if record.absent or record.ended_by is not None or record.desired is Kind.ENSURE_ABSENT:
         return None
     return replace(record, ended_by=by, ended_reason=reason, ended_detail=detail[:DETAIL_MAX] if detail else None)
+
+
+def at_rest(record: Record) -> bool:
+    """Whether its end does not count now: nothing of it runs until somebody wants it back."""
+    return record.observed in (Observed.FROZEN, Observed.SAVED, Observed.STOPPED)
+
+
+def resting(record: Record, observed: Observed, **changes: Any) -> Record | None:
+    """The record of a placement that has come to rest: its end is set aside, whatever it was. None when its end is under way."""
+    if record.absent or record.ended_by is not None:
+        return None
+    end = replace(record.end, at_boot=math.inf) if record.end is not None else None
+    return seen(record, observed, ready=False, end=end, **changes)
 
 
 def exited(record: Record, *, reason: str, detail: str | None, restart: bool = False) -> Record | None:
@@ -218,6 +238,7 @@ def observation_of(record: Record) -> Observation:
         applied_revision=record.applied_revision,
         ready=record.ready,
         address=record.address,
+        failed_revision=record.failed_revision,
         reason=record.reason,
         detail=record.detail,
         guest_version=record.guest_version,

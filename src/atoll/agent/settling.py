@@ -92,6 +92,7 @@ def account_of(record: Record, *, boot: float) -> Account:
         spec=blueprint.spec if blueprint else None,
         nonce=blueprint.nonce if blueprint else None,
         ready=record.ready,
+        observed=record.observed,
         address=record.address,
         end_revision=record.end.revision if record.end else 0,
         remaining_s=max(0.0, record.end.at_boot - boot) if record.end else None,

@@ -17,7 +17,7 @@ from atoll.agent.backoff import Backoff
 from atoll.agent.handshake import Guests, init_of
 from atoll.agent.lastwords import worth_keeping
 from atoll.agent.ledger import Ledger
-from atoll.agent.record import EndedBy, EndRule, Goal, Record, exited, order_of, restart_pause_s, seen, with_own_end
+from atoll.agent.record import EndedBy, EndRule, Goal, Record, at_rest, exited, order_of, restart_pause_s, resting, seen, with_own_end
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
@@ -33,6 +33,8 @@ log = get_logger()
 
 SLOW_S: Final = 2.0
 """A step that lasts longer than this is reported while it lasts; shorter ones are not worth a commit and a message."""
+STOP_GRACE_S: Final = 10.0
+"""How long a guest that is to stop may take to do so by itself."""
 VERSION_MAX: Final = 64
 """Of what a guest says of its version: it goes into every observation."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
@@ -82,6 +84,10 @@ class Steps:
                 await self._bring_up(record)
             case Goal.PREPARED:
                 await self._lay_ready(record)
+            case Goal.PAUSED:
+                await self._pause(record)
+            case Goal.STOPPED:
+                await self._stop(record)
             case Goal.ABSENT:
                 await self._take_down(record)
             case Goal.REFUSED:
@@ -126,7 +132,7 @@ class Steps:
                 return None
             after = seen(now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version)
             # In the same commit: whoever hears that it is ready can rely on its end, though control were never heard of again.
-            return with_own_end(after, ready_boot=self._clock.boot())
+            return with_own_end(after, ready_boot=self._clock.boot(), anew=at_rest(now))
 
         self._watch(await self._ledger.change(placement_id, ready))
         self._vault.drop(placement_id)
@@ -161,7 +167,9 @@ class Steps:
             if found.power is Power.RUNNING:
                 # It may have been ready before the last run could write that down, and this one cannot tell without control's token.
                 self._watch(await self._ledger.change(placement_id, lambda r: with_own_end(r, ready_boot=self._clock.boot()), urgent=False))
-        if found is None or found.power is not Power.RUNNING:
+        if record.observed is Observed.FROZEN or (found is not None and found.power is Power.FROZEN):
+            found = await driver.resume(placement_id)
+        if found is None or not found.lives:
             order = order_of(record)
             with self._slow(placement_id, Observed.PREPARING):
                 await self._starts.acquire()
@@ -208,6 +216,43 @@ class Steps:
         await self._ledger.change(
             record.placement_id,
             lambda r: seen(r, r.observed, reason=Code.NOT_SUPPORTED, detail=detail, failed_revision=record.desired_revision),
+        )
+
+    # to rest
+    async def _pause(self, record: Record) -> None:
+        """Freeze its guest where it is. What cannot be frozen goes on."""
+        try:
+            driver = self._driver(record)
+            _require(driver.capabilities.pauses, f"{driver.capabilities.name} cannot freeze a guest on this host")
+            await driver.pause(record.placement_id)
+        except Exception as error:  # noqa: BLE001 - a task boundary: whatever it is, control has to hear of it
+            await self._not_at_rest(record, error, Code.PAUSE_FAILED)
+            return
+        self.inherited.discard(record.placement_id)
+        await self._came_to_rest(record, Observed.FROZEN)
+
+    async def _stop(self, record: Record) -> None:
+        """End its guest and keep its files, where they outlast it."""
+        try:
+            driver = self._driver(record)
+            _require(driver.capabilities.stop_keeps_disk, f"{driver.capabilities.name} keeps nothing of a guest that has ended")
+            await driver.stop(record.placement_id, grace_s=STOP_GRACE_S)
+        except Exception as error:  # noqa: BLE001 - a task boundary
+            await self._not_at_rest(record, error, Code.PAUSE_FAILED)
+            return
+        await self._came_to_rest(record, Observed.STOPPED)
+
+    async def _came_to_rest(self, record: Record, observed: Observed, **changes: Any) -> None:
+        revision = record.desired_revision
+        self._watch(await self._ledger.change(record.placement_id, lambda r: resting(r, observed, applied_revision=revision, **changes)))
+
+    async def _not_at_rest(self, record: Record, error: Exception, otherwise: Code) -> None:
+        """It is what it was before: control hears why, and says what is to become of it."""
+        code, detail = explain(error, otherwise=otherwise)
+        log.warning(events.COMMAND_FAILED, placement_id=record.placement_id, sandbox_id=record.sandbox_id, code=code, message=detail)
+        await self._ledger.change(
+            record.placement_id,
+            lambda r: seen(r, r.observed, reason=code, detail=detail, failed_revision=record.desired_revision),
         )
 
     # down
@@ -288,6 +333,12 @@ class Steps:
             await self._ledger.change(placement_id, make)
 
 
+def _require(able: bool, otherwise: str) -> None:  # noqa: FBT001 - an assertion's form
+    """*Errors*: Refused NOT_SUPPORTED."""
+    if not able:
+        raise Refused(Code.NOT_SUPPORTED, otherwise)
+
+
 def restarts(record: Record, drivers: Mapping[Isolation, Driver]) -> bool:
     """As Steps.restarts."""
     if record.blueprint is None or record.blueprint.spec.on_exit is not OnExit.RESTART:
@@ -299,10 +350,12 @@ def restarts(record: Record, drivers: Mapping[Isolation, Driver]) -> bool:
 def _is_over(record: Record, power: Power) -> bool:
     """Whether what an earlier run left of this placement is no guest to go on with, and none to begin anew in its place."""
     assert record.blueprint is not None
+    if record.observed is Observed.FROZEN:
+        return power not in (Power.FROZEN, Power.RUNNING)
     if record.observed is Observed.STOPPED:
         # Begun again where it is: with what is left of it, or not at all.
         return power is Power.ABSENT
-    return power is Power.STOPPED or (record.blueprint.begun and power is not Power.RUNNING)
+    return power is Power.STOPPED or (record.blueprint.begun and power not in (Power.RUNNING, Power.FROZEN))
 
 
 def gone(record: Record) -> Record | None:

@@ -71,6 +71,13 @@ class Code(StrEnum):
     CLEANUP_FAILED = "CLEANUP_FAILED"
     PLACEMENT_LOST = "PLACEMENT_LOST"
     BOOTSTRAP_DELIVERED = "BOOTSTRAP_DELIVERED"
+    PAUSE_TIMEOUT = "PAUSE_TIMEOUT"
+    PAUSE_FAILED = "PAUSE_FAILED"
+    SAVE_TIMEOUT = "SAVE_TIMEOUT"
+    SAVE_FAILED = "SAVE_FAILED"
+    RESUME_TIMEOUT = "RESUME_TIMEOUT"
+    RESUME_FAILED = "RESUME_FAILED"
+    GUEST_UNRESPONSIVE = "GUEST_UNRESPONSIVE"
     HOST_QUARANTINED = "HOST_QUARANTINED"
     # agent protocol
     ENROLLMENT_TOKEN_INVALID = "ENROLLMENT_TOKEN_INVALID"  # noqa: S105 - a code, not a secret
@@ -171,6 +178,13 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.RUNTIME_MISSING: "Run `make up` to build or install the runtime.",
     Code.CLEANUP_FAILED: "Parts of the sandbox could not be removed; the agent goes on trying, its log says which.",
     Code.PLACEMENT_LOST: "The host no longer has this sandbox.",
+    Code.PAUSE_TIMEOUT: "It goes on running; look at its host (`atoll host get`), then pause it again.",
+    Code.PAUSE_FAILED: "It goes on running; the message says why its host could not freeze or stop it.",
+    Code.SAVE_TIMEOUT: "It goes on running; a larger sandbox may need a longer `save` timeout in its class.",
+    Code.SAVE_FAILED: "It goes on running and nothing of it is lost; the message says what its host could not save.",
+    Code.RESUME_TIMEOUT: "It is still paused; look at its host (`atoll host get`), then resume it again.",
+    Code.RESUME_FAILED: "It is still paused; the message says why. Resume it again, or delete it.",
+    Code.GUEST_UNRESPONSIVE: "Its guest agent does not answer; pause it without requireHealthyGuest, or delete it.",
     Code.BOOTSTRAP_DELIVERED: "Its host may have handed its environment on before it lost track of it; create another one.",
     Code.HOST_QUARANTINED: "The host holds things that it cannot explain; `atoll doctor` lists them.",
     Code.ENROLLMENT_TOKEN_INVALID: "Make a new token with `atoll host enrollment-token create`.",

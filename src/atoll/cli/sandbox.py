@@ -341,6 +341,45 @@ def authorize_replacement(
         print(f"{done['id']} is {done['state']}, generation {done['generation']}")
 
 
+@app.command("pause")
+def pause(sandbox: SandboxArgument, as_json: JsonOption = False) -> None:
+    """Freeze a sandbox where it is: it keeps memory, disk and connections, uses no CPU, and does not end."""
+    with session() as api:
+        _show_rest(api.pause(sandbox), as_json=as_json)
+
+
+@app.command("suspend")
+def suspend(
+    sandbox: SandboxArgument,
+    files_only: Annotated[bool, typer.Option("--files-only", help="Save files alone; it boots anew when it is resumed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Save a sandbox and let its host have its memory back. Says what was saved: not every driver can save memory."""
+    with session() as api:
+        _show_rest(api.suspend(sandbox, memory=not files_only), as_json=as_json)
+
+
+@app.command("resume")
+def resume(
+    sandbox: SandboxArgument,
+    timeout: Annotated[str | None, typer.Option(help="It lives this long from then on: 90s, 5m, 2h; otherwise as it was created.")] = None,
+    reboot: Annotated[bool, typer.Option("--reboot", help="Begin from its files alone, though its memory is saved, too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a sandbox go on that is paused, suspended or stopped."""
+    with session() as api:
+        life_s = arguments.duration_s(timeout) if timeout is not None else None
+        _show_rest(api.resume(sandbox, timeout_s=life_s, reboot=reboot), as_json=as_json)
+
+
+def _show_rest(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.document(found)
+        return
+    mode = f" ({found['saveMode']})" if found["state"] == "suspended" else ""
+    print(f"{found['id']} is {found['state']}{mode}")
+
+
 @app.command("why")
 def why(
     sandbox: SandboxArgument,

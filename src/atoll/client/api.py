@@ -137,6 +137,19 @@ class Api:
         """Let it end `timeout_s` seconds from now."""
         return self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/end", json={"timeoutSeconds": timeout_s, "onlyExtend": only_extend})
 
+    def pause(self, sandbox_id: str) -> Json:
+        """Freeze it where it is."""
+        return self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/pause")
+
+    def suspend(self, sandbox_id: str, *, memory: bool = True) -> Json:
+        """Save it, and let its host have its memory back."""
+        return self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/suspend", json={"memory": memory})
+
+    def resume(self, sandbox_id: str, *, timeout_s: int | None = None, reboot: bool = False) -> Json:
+        """Let it go on, for `timeout_s` from when it is ready."""
+        body = {"reboot": reboot, **({"timeoutSeconds": timeout_s} if timeout_s is not None else {})}
+        return self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/resume", json=body)
+
     def authorize_replacement(self, sandbox_id: str, *, generation: int, statement: str = "") -> Json:
         """Certify that what this generation was given is revoked outside. *Idempotency*: said again, the same."""
         body = {"generation": generation, "statement": statement}

@@ -22,7 +22,7 @@ from atoll.domain.command import Kind
 from atoll.domain.host import Host
 from atoll.domain.placement import Holding
 from atoll.domain.sandbox import TERMINAL
-from atoll.planning.reconcile import BootstrapExposed
+from atoll.planning.stimuli import BootstrapExposed
 from atoll.store import facts, hosts, payloads
 from atoll.store.engine import Store
 from atoll.store.payloads import Sealed

@@ -12,6 +12,7 @@ from atoll.control.enrollment import TOKEN_LIFE_S
 from atoll.control.hosts import Hosts
 from atoll.control.imports import Imports
 from atoll.control.keys import Keys
+from atoll.control.resting import Resting
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, UsagePoint, Why
 from atoll.control.templates import Templates
@@ -21,6 +22,7 @@ from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import AdminEvent
 from atoll.domain.importing import Import, ImportRequest
 from atoll.domain.sandbox import Sandbox
+from atoll.domain.spec import SaveMode
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role
 from atoll.planning.resolve import CreateRequest
@@ -47,6 +49,7 @@ class Facade:
         self._configuration = configuration
         self._keys = keys
         self._sandboxes = sandboxes
+        self._resting = Resting(sandboxes)
         self._templates = templates
         self._imports = imports
         self._builds = builds
@@ -80,6 +83,19 @@ class Facade:
         self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool, revision: int | None = None
     ) -> Sandbox:
         return await self._sandboxes.set_end(caller, sandbox_id, timeout_s=timeout_s, only_extend=only_extend, revision=revision)
+
+    async def pause(self, caller: Caller, sandbox_id: str, *, revision: int | None = None) -> Sandbox:
+        return await self._resting.pause(caller, sandbox_id, revision=revision)
+
+    async def suspend(
+        self, caller: Caller, sandbox_id: str, *, mode: SaveMode = SaveMode.FULL, strict: bool = False, revision: int | None = None
+    ) -> Sandbox:
+        return await self._resting.suspend(caller, sandbox_id, mode=mode, strict=strict, revision=revision)
+
+    async def resume(
+        self, caller: Caller, sandbox_id: str, *, timeout_s: float | None = None, reboot: bool = False, revision: int | None = None
+    ) -> tuple[Sandbox, bool]:
+        return await self._resting.resume(caller, sandbox_id, timeout_s=timeout_s, reboot=reboot, revision=revision)
 
     async def events(
         self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100, every_team: bool = False

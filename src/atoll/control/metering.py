@@ -13,7 +13,7 @@ from typing import Final
 from atoll.base.errors import Code
 from atoll.domain import history
 from atoll.planning.alerting import SLOW_S, StoreFacts
-from atoll.planning.reconcile import Note, Stimulus
+from atoll.planning.stimuli import Note, Stimulus
 from atoll.store.facts import Committed
 from atoll.telemetry import metrics as m
 from atoll.telemetry.metrics import Metrics

@@ -16,6 +16,8 @@ from atoll.control.tokens import Tokens
 from atoll.domain.command import Kind, command_id, digest
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox
+from atoll.domain.spec import SaveMode
+from atoll.planning.pausing import RESUMED
 from atoll.store import payloads, rows
 from atoll.store.engine import Store
 from atoll.store.payloads import Sealed
@@ -79,9 +81,11 @@ class Orders:
                 "payload_ref": sandbox.id,
                 "payload_digest": sandbox.payload_digest,
                 "ready_s": sandbox.spec.guest_ready_s,
-                # A restart in place keeps the end that there is.
-                "timeout_s": float(sandbox.spec.timeout_s) if placement.desired_revision == 1 else None,
+                "timeout_s": _life_s(placement, sandbox),
             }
+        if placement.desired is Kind.ENSURE_SUSPENDED:
+            mode, _, strict = (placement.desired_reason or "").partition(" ")
+            content |= {"save_mode": mode or SaveMode.FULL.value, "strict": strict == "strict"}
         beside = {"digest": digest(content), "epoch": epoch, "carried_out": placement.applied_revision >= placement.desired_revision}
         return wire.Command.model_validate({**content, **beside}), payload
 
@@ -100,3 +104,11 @@ class Orders:
             action=sandbox.spec.on_end,
             on_lease_expiry=sandbox.spec.on_lease_expiry,
         )
+
+
+def _life_s(placement: Placement, sandbox: Sandbox) -> float | None:
+    """How long its guest lives from when it is ready; None: a restart in place keeps the end that there is. *Units*: seconds."""
+    whole = float(sandbox.spec.timeout_s)
+    if placement.desired_reason == RESUMED:
+        return sandbox.life_s if sandbox.life_s is not None else whole
+    return whole if placement.desired_revision == 1 else None

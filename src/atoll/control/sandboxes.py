@@ -36,8 +36,8 @@ from atoll.domain.spec import OnEnd, Spec
 from atoll.domain.template import Template
 from atoll.planning import resolve
 from atoll.planning.admission import Limits
-from atoll.planning.reconcile import EndMoved, Facts, ReleaseRequested, ReplacementAuthorized
 from atoll.planning.resolve import CreateRequest
+from atoll.planning.stimuli import EndMoved, Facts, ReleaseRequested, ReplacementAuthorized
 from atoll.store import facts, operations, sandboxes, tallies, tenancy
 from atoll.store.engine import Store
 
@@ -171,7 +171,7 @@ class Sandboxes:
         """As Service.release."""
         if not is_id(Prefix.SANDBOX, sandbox_id):
             raise not_found(sandbox_id)
-        still = _still_at(revision)
+        still = still_at(revision)
 
         def about(known: Facts) -> bool:
             # Asked in the transaction that ends it, so that it need not be read twice.
@@ -193,6 +193,8 @@ class Sandboxes:
         found = await self.get(caller, sandbox_id)
         if timeout_s > found.spec.timeout_s_max:
             raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {found.spec.timeout_s_max} s")
+        if found.state is not State.READY and found.state not in STARTING:
+            raise Refused(Code.ILLEGAL_STATE, f"sandbox {found.id} is {found.state}: its end counts from when it is resumed")
         if timeout_s <= 0 and not only_extend and found.spec.on_end is OnEnd.KILL:
             # Now means now: the way over the agent would leave it reachable for a moment after the answer.
             return await self.release(caller, sandbox_id, reason=Code.END_REACHED, revision=revision)
@@ -206,7 +208,7 @@ class Sandboxes:
                 await self._agent_word(found)
             return found
         old_end = await self._enforced_end(found)
-        done = await self.reconciler.apply(found.id, EndMoved(end_at), about=_still_at(revision))
+        done = await self.reconciler.apply(found.id, EndMoved(end_at), about=still_at(revision))
         if done is None or done.sandbox.state in _ENDED:
             raise not_found(sandbox_id)
         if done.sandbox.host_id is not None:
@@ -442,7 +444,7 @@ def _require_seen(found: Sandbox, caller: Caller, sandbox_id: str, *, every_team
         raise not_found(sandbox_id)
 
 
-def _still_at(revision: int | None) -> Callable[[Facts], bool]:
+def still_at(revision: int | None) -> Callable[[Facts], bool]:
     """Whether a sandbox is still as its caller saw it, asked in the transaction that changes it. *Errors* of the answer: REVISION_MISMATCH."""
 
     def look(found: Facts) -> bool:

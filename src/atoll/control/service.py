@@ -14,7 +14,7 @@ from atoll.domain.host import AdminEvent, Health, Host
 from atoll.domain.importing import Import, ImportRequest
 from atoll.domain.operations import Actor
 from atoll.domain.sandbox import Sandbox
-from atoll.domain.spec import Spec
+from atoll.domain.spec import SaveMode, Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
 from atoll.planning.placing import Explanation
@@ -223,6 +223,32 @@ class Service(Protocol):
         self, caller: Caller, sandbox_id: str, *, timeout_s: float, only_extend: bool, revision: int | None = None
     ) -> Sandbox:
         """Let it end `timeout_s` from now. Only-extend never shortens. 0 ends it now. Waits for the agent's word when the old end is near."""
+        ...
+
+    async def pause(self, caller: Caller, sandbox_id: str, *, revision: int | None = None) -> Sandbox:
+        """Freeze it where it is: it keeps memory, disk, slot and connections, and gives its CPU back. Paused already: as it is.
+
+        *Errors*: ILLEGAL_STATE; NOT_SUPPORTED; PAUSE_FAILED, PAUSE_TIMEOUT, with which it goes on; OutcomeUnknown.
+        """
+        ...
+
+    async def suspend(
+        self, caller: Caller, sandbox_id: str, *, mode: SaveMode = SaveMode.FULL, strict: bool = False, revision: int | None = None
+    ) -> Sandbox:
+        """Save it, and give its CPU, memory and slot back. `save_mode` of the answer says what was saved. Suspended already: as it is.
+
+        `strict`: only if its guest answers (GUEST_UNRESPONSIVE). *Errors*: as `pause`, with SAVE_FAILED and SAVE_TIMEOUT.
+        """
+        ...
+
+    async def resume(
+        self, caller: Caller, sandbox_id: str, *, timeout_s: float | None = None, reboot: bool = False, revision: int | None = None
+    ) -> tuple[Sandbox, bool]:
+        """Let one that is paused, suspended or stopped go on, and say whether it was at rest; it lives `timeout_s` from when it is ready.
+
+        One that runs is answered as it is; one that is on a way is waited for. `reboot`: from its files alone. *Errors*: INSUFFICIENT_*
+        (its host has no room; it stays as it was), RESUME_FAILED, RESUME_TIMEOUT; CLASS_LIMIT; OutcomeUnknown.
+        """
         ...
 
     async def authorize_replacement(self, caller: Caller, sandbox_id: str, *, generation: int, statement: str = "") -> Sandbox:

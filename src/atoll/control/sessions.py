@@ -38,7 +38,7 @@ from atoll.control.settling import PROBLEM, Settling, settled
 from atoll.domain.host import LEASE_S, Host
 from atoll.domain.placement import Holding, Report
 from atoll.domain.sandbox import State
-from atoll.planning.reconcile import Facts, Heard
+from atoll.planning.stimuli import Facts, Heard
 from atoll.store import facts, hosts, restoring
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
@@ -214,6 +214,9 @@ class Sessions:
             address=seen.address,
             reason=seen.reason,
             detail=seen.detail,
+            failed_revision=seen.failed_revision,
+            save_mode=seen.save_mode,
+            unresponsive=seen.unresponsive,
             ready=seen.ready,
         )
         done = await self._reconciler.apply(

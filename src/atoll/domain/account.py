@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.domain.command import Kind
+from atoll.domain.placement import Observed
 from atoll.domain.spec import Spec
 
 
@@ -28,6 +29,7 @@ class Account:
     """None: it is only being removed."""
     nonce: str | None
     ready: bool = False
+    observed: Observed = Observed.UNKNOWN
     address: str | None = None
     end_revision: int = 0
     remaining_s: float | None = None

@@ -53,6 +53,7 @@ MOVES: Final[Mapping[tuple[Kind, Wish], Kind]] = {
     (Kind.ENSURE_PAUSED, Wish.SUSPEND): Kind.ENSURE_SUSPENDED,
     (Kind.ENSURE_SUSPENDED, Wish.RESUME): Kind.ENSURE_RUNNING,
     (Kind.ENSURE_RUNNING, Wish.STOP): Kind.ENSURE_STOPPED,
+    (Kind.ENSURE_PAUSED, Wish.STOP): Kind.ENSURE_STOPPED,
     (Kind.ENSURE_STOPPED, Wish.RESTART): Kind.ENSURE_RUNNING,
     (Kind.ENSURE_RUNNING, Wish.RESTART): Kind.ENSURE_RUNNING,
     **{(kind, Wish.REMOVE): Kind.ENSURE_ABSENT for kind in Kind},

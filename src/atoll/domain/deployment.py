@@ -62,6 +62,9 @@ class WorkloadClass:
     image_s: float = 600.0
     guest_ready_s: float = 60.0
     bootstrap_s: float = 30.0
+    pause_s: float = 30.0
+    resume_s: float = 60.0
+    save_s: float = 300.0
     release_s: float = 60.0
     no_capacity_s: float = 300.0
     create_patience_s: float = 50.0

@@ -2,7 +2,7 @@
 
 Theory of operation. Two fields, two writers. Control writes `holding`; only the agent's observations move `observed`, each with a
 sequence number, and only for this placement. A placement holds capacity from RESERVED until an observation says ABSENT or the host
-is fenced: no clock moves it. ABSENT absorbs: no late report revives a tombstone. What is not in this table: the host's lease
+is fenced: no clock moves it. What is at rest (paused, stopped, saved) needs no more to be removed than it holds. ABSENT absorbs: no late report revives a tombstone. What is not in this table: the host's lease
 (host.py) and the reason of an error, which is data.
 """
 
@@ -40,6 +40,7 @@ class Grant(StrEnum):
     STOPPED = "stopped"
     RESTARTED = "restarted"
     SAVED = "saved"
+    RESTORED = "restored"
     ENDING = "ending"
     GONE = "gone"
     """Observed absent, or its host is fenced: the only way to NONE."""
@@ -56,7 +57,10 @@ HOLDING_MOVES: Final[Mapping[tuple[Holding, Grant], Holding]] = {
     (Holding.STOPPED, Grant.RESTARTED): Holding.ACTIVE,
     (Holding.ACTIVE, Grant.SAVED): Holding.SAVED,
     (Holding.PAUSED, Grant.SAVED): Holding.SAVED,
+    (Holding.PAUSED, Grant.STOPPED): Holding.STOPPED,
+    (Holding.SAVED, Grant.RESTORED): Holding.ACTIVE,
     **{(holding, Grant.ENDING): Holding.CLEANUP_PENDING for holding in _LIVE},
+    **{(holding, Grant.ENDING): holding for holding in (Holding.PAUSED, Holding.STOPPED, Holding.SAVED)},
     **{(holding, Grant.GONE): Holding.NONE for holding in _LIVE},
 }
 
@@ -87,9 +91,15 @@ class Report:
     generation: int
     applied_revision: int = 0
     """The highest `desired_revision` whose command the agent has carried out."""
+    failed_revision: int = 0
+    """The highest one that it has tried in vain, and will not try again."""
     address: str | None = None
     reason: str | None = None
     detail: str | None = None
+    save_mode: str | None = None
+    """Of what is saved: a SaveMode."""
+    unresponsive: bool = False
+    """The guest did not answer when it was saved."""
     ready: bool = False
     """The guest answered the handshake for this generation, and was initialised."""
 

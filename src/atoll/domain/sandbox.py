@@ -15,7 +15,7 @@ from typing import Final
 
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
 from atoll.domain import machine
-from atoll.domain.spec import Spec
+from atoll.domain.spec import SaveMode, Spec
 
 
 class State(StrEnum):
@@ -45,7 +45,7 @@ class Event(StrEnum):
     PLACED = "placed"
     GUEST_READY = "guest_ready"
     GUEST_STOPPED = "guest_stopped"
-    """It has ended by itself, is kept, and is begun again where it is."""
+    """It has ended by itself and is kept: begun again where it is, or stopped, where it was at rest."""
     REPLACED = "replaced"
     PAUSE = "pause"
     PAUSE_SEEN = "pause_seen"
@@ -105,9 +105,12 @@ _BASE: Final[Mapping[tuple[State, Event], State]] = {
     (State.READY, Event.PAUSE): State.PAUSING,
     (State.PAUSING, Event.PAUSE_SEEN): State.PAUSED,
     (State.PAUSING, Event.PAUSE_FAILED): State.READY,
+    (State.PAUSING, Event.GUEST_STOPPED): State.STOPPED,
+    (State.PAUSED, Event.GUEST_STOPPED): State.STOPPED,
     (State.READY, Event.SUSPEND): State.SUSPENDING,
     (State.PAUSED, Event.SUSPEND): State.SUSPENDING,
     (State.SUSPENDING, Event.SUSPEND_SEEN): State.SUSPENDED,
+    (State.READY, Event.SUSPEND_SEEN): State.SUSPENDED,
     (State.SUSPENDING, Event.SAVE_FAILED): State.READY,
     (State.READY, Event.STOP): State.STOPPING,
     (State.STOPPING, Event.STOP_SEEN): State.STOPPED,
@@ -150,6 +153,9 @@ TIMEOUTS: Final[Mapping[str, str]] = {
     "release": "release_s",
     "no_capacity": "no_capacity_s",
     "patience": "create_patience_s",
+    "pause": "pause_s",
+    "resume": "resume_s",
+    "save": "save_s",
 }
 """Names of the document's timeouts, and of the fields of a spec that they become."""
 DEADLINES: Final = (
@@ -166,6 +172,15 @@ DEADLINES: Final = (
         "its guest was seen coming",
         ("guest_ready", "bootstrap"),
         "`GUEST_BOOT_TIMEOUT`: it is removed, and placed again",
+    ),
+    Deadline(State.PAUSING, "it was not seen frozen", ("pause",), "`PAUSE_TIMEOUT`: it goes on"),
+    Deadline(State.SUSPENDING, "it was not seen saved", ("save",), "`SAVE_TIMEOUT`: it goes on"),
+    Deadline(State.STOPPING, "it was not seen stopped", ("pause",), "`PAUSE_TIMEOUT`: it goes on"),
+    Deadline(
+        State.RESUMING,
+        "its guest has not answered, where it was paused, suspended or stopped",
+        ("resume",),
+        "`RESUME_TIMEOUT`: it stays as it was",
     ),
     Deadline(State.RELEASING, "something of it may be left", ("release",), "`CLEANUP_PENDING`, and another look"),
     Deadline(
@@ -224,6 +239,14 @@ class Sandbox:
     """The guest demands the sandbox's access token."""
     waiting_since: float | None = None
     """Since when it waits for a host: its creation, or its last replacement."""
+    rested: State | None = None
+    """What it was before the resume that is under way, or that was the last one: where it stays when that fails. None: it was none of them."""
+    life_s: float | None = None
+    """How long it lives from when a resume has made it ready; None: as its spec says."""
+    save_mode: SaveMode | None = None
+    """What of it is saved, or was asked to be, last."""
+    unresponsive: bool = False
+    """Its guest did not answer when it was saved."""
     unseen: int = 0
     """Earlier placements that were neither seen gone nor fenced yet, and hold what they held."""
 

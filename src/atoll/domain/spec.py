@@ -41,6 +41,15 @@ class OnLeaseExpiry(StrEnum):
         return OnLeaseExpiry.KEEP if self is OnLeaseExpiry.SUSPEND else self
 
 
+class SaveMode(StrEnum):
+    """What of a sandbox is saved when it is suspended."""
+
+    FULL = "full"
+    """Memory and files of one moment: what ran goes on."""
+    FILES = "filesystem"
+    """Files alone: it is booted anew from them."""
+
+
 class OnLoss(StrEnum):
     """What becomes of a sandbox that was ready when its placement is lost. Before it was ready it is always replaced."""
 
@@ -130,6 +139,9 @@ class Spec:
     no_capacity_s: float = 300.0
     create_patience_s: float = 50.0
     bootstrap_s: float = 30.0
+    pause_s: float = 30.0
+    resume_s: float = 60.0
+    save_s: float = 300.0
     timeout_s_max: int = 24 * 3600
     """How far its end may be moved."""
     on_loss: OnLoss = OnLoss.END

@@ -6,7 +6,7 @@ find what an earlier run left and go on or begin anew; `remove` succeeds when no
 carries the mark (install id, host id, placement id); things with others' marks are never touched. A driver holds no policy: it does
 not decide when. It declares what it can, and the conformance suite (`atoll.testing.conformance`) tests exactly that.
 
-A verb enters the port with the first driver that needs it: pause, save, fork and displays are not here yet.
+A verb enters the port with the first driver that needs it: save, fork and displays are not here yet.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Capabilities:
     """Memory, processes and disk are enforced and can be tested from inside."""
     network_slots: bool = True
     stop_keeps_disk: bool = False
+    pauses: bool = False
+    """A guest can be frozen where it is (`pause`, `resume`)."""
     survives_agent: bool = True
     """Sandboxes go on while the agent is away, and are adopted."""
     metered: bool = False
@@ -71,6 +73,8 @@ class Power(StrEnum):
     PREPARED = "prepared"
     """Files or a slot exist, no guest runs."""
     RUNNING = "running"
+    FROZEN = "frozen"
+    """Its guest is there, and nothing of it runs."""
     STOPPED = "stopped"
     """It ran and its guest has ended; files are kept until `remove`."""
 
@@ -81,12 +85,17 @@ class Seen:
 
     power: Power
     address: str | None = None
-    """Where the guest listens (port wire.guest.GUEST_PORT), for a running placement."""
+    """Where the guest listens (port wire.guest.GUEST_PORT), for a placement whose guest runs or is frozen."""
     pid: int | None = None
     reason: str | None = None
     """For STOPPED: how it ended, e.g. `exit 1`, `signal 9`, `oom`."""
     leftovers: tuple[str, ...] = ()
     """Names of what is left, for people."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether there is a guest, running or frozen."""
+        return self.power in (Power.RUNNING, Power.FROZEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +197,19 @@ class Driver(Protocol):
 
     async def remove(self, placement_id: str) -> None:
         """Remove all of it; after success `inspect` says ABSENT."""
+        ...
+
+    # time
+    async def pause(self, placement_id: str) -> Seen:
+        """Freeze the guest where it is: it keeps its memory, files, slot and connections, and uses no CPU.
+
+        What is frozen is told from the machine, so it is known whatever becomes of this process. *Errors*: Refused PLACEMENT_LOST (there
+        is no guest), PAUSE_FAILED (it goes on), NOT_SUPPORTED.
+        """
+        ...
+
+    async def resume(self, placement_id: str) -> Seen:
+        """Let a frozen guest go on. *Errors*: as `pause`, with RESUME_FAILED (it is still frozen)."""
         ...
 
     # look

@@ -12,6 +12,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -247,6 +248,52 @@ def expect_moves(layout: Layout) -> None:
             (place / "cgroup.procs").write_text(str(os.getpid()))
         else:
             (place / "tasks").write_text(str(threading.get_native_id()))
+
+
+def freezes(layout: Layout) -> bool:
+    """Whether groups can be frozen here."""
+    return layout.version == 2 or layout.root("freezer") is not None
+
+
+def frozen(layout: Layout, group: str) -> bool:
+    """Whether a group is frozen, or on its way there. False when it is gone."""
+    file, _, on, _ = _freezer(layout, group)
+    try:
+        return file.read_text().strip() in (on, "FREEZING")
+    except OSError:
+        return False
+
+
+def freeze(layout: Layout, group: str, *, patience_s: float = 5.0) -> bool:
+    """Freeze a group with all below it; whether that was done in time, else it is as it was. *Errors*: OSError where there is none."""
+    file, told, on, _ = _freezer(layout, group)
+    file.write_text(on)
+    deadline = time.monotonic() + patience_s
+    while not told(on):
+        if time.monotonic() >= deadline:
+            thaw(layout, group)
+            return False
+        time.sleep(0.0005)
+    return True
+
+
+def thaw(layout: Layout, group: str) -> None:
+    """Let a frozen group go on. *Idempotency*: one that runs, or is gone, is fine."""
+    file, _, _, off = _freezer(layout, group)
+    with contextlib.suppress(FileNotFoundError):
+        file.write_text(off)
+
+
+def _freezer(layout: Layout, group: str) -> tuple[Path, Callable[[str], bool], str, str]:
+    """The file that freezes a group, how it says that it is done, and what is written there for frozen and for not."""
+    if layout.version == 2:
+        place = layout.roots[0][1] / group
+        return place / "cgroup.freeze", lambda on: _keyed((place / "cgroup.events").read_text(), "frozen") == on, "1", "0"
+    root = layout.root("freezer")
+    if root is None:
+        raise FileNotFoundError(errno.ENOENT, "this machine has no freezer", "freezer")
+    state = root / group / "freezer.state"
+    return state, lambda on: state.read_text().strip() == on, "FROZEN", "THAWED"
 
 
 def kill_file(layout: Layout, group: str) -> Path | None:

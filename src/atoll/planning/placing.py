@@ -285,5 +285,10 @@ def refusal(host: Host, spec: Spec, *, used: Vector) -> Code | None:
         return Code.HOST_NOT_ACTIVE
     if any(True for _ in lasting(host, spec)):
         return Code.HOST_UNSUITABLE
+    return no_room(host, used=used, need=need)
+
+
+def no_room(host: Host, *, used: Vector, need: Vector) -> Code | None:
+    """Of what the host's own record has too little left for this; None: it has all. Also for what has been on it before, and needs more."""
     lacking = next(room(host.capacity - used, need), None)
     return Code(lacking.filter.value) if lacking is not None else None

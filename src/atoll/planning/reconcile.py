@@ -9,7 +9,7 @@ in every state. A clock frees nothing: capacity returns only with `GONE`, which 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from atoll.base.errors import Code
@@ -20,7 +20,27 @@ from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind, Wish
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
-from atoll.planning import replacing, restarting
+from atoll.planning import pausing, replacing, restarting
+from atoll.planning.stimuli import (
+    BootstrapExposed,
+    EndMoved,
+    Facts,
+    Fenced,
+    Heard,
+    HostHeard,
+    HostRefused,
+    NoRoom,
+    Note,
+    Outcome,
+    PauseRequested,
+    Placed,
+    ReleaseRequested,
+    ReplacementAuthorized,
+    ResumeRequested,
+    Stimulus,
+    SuspendRequested,
+    Tick,
+)
 
 BACKOFF_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0)
 ENDS: Final[Mapping[str | None, Code]] = {
@@ -32,134 +52,6 @@ ENDS: Final[Mapping[str | None, Code]] = {
 """Ends that an agent makes by itself, and why."""
 END_GRACE_S: Final = 0.5
 """A start quicker than this keeps the end that was counted from its placing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known, read in the transaction that commits the answer."""
-
-    sandbox: Sandbox
-    placement: Placement | None
-    older: tuple[Placement, ...] = ()
-    """Earlier placements that still hold something, where there are any (`Sandbox.unseen`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Nothing new but time: look whether a deadline has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseRequested:
-    """Somebody wants it gone. `failing`: its end counts as a failure."""
-
-    reason: str = Code.RELEASE_REQUESTED
-    failing: bool = False
-    detail: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A host's record has granted this placement."""
-
-    placement: Placement
-
-
-@dataclass(frozen=True, slots=True)
-class HostRefused:
-    """A host's record has refused."""
-
-    host_id: str
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoom:
-    """Every candidate has refused, or there was none."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """The agent has said something about a placement; None: the current one."""
-
-    report: Report
-    ended_by: str | None = None
-    placement_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EndMoved:
-    """Its end is another. *Units*: wall seconds."""
-
-    end_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """A placement's host is fenced and the last lease has run out: what it held is gone. None: the current one's."""
-
-    placement_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HostHeard:
-    """Whether its host is heard of. A word about the host, not about the sandbox: it frees nothing and ends nothing."""
-
-    lost: bool
-    host_id: str | None = None
-    """None: its host's, whichever that is."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplacementAuthorized:
-    """The client certifies that what the guest of this generation was given is revoked outside."""
-
-    generation: int
-    by: str
-    statement: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BootstrapExposed:
-    """What the create brought for its guest is about to leave for this placement's host."""
-
-    placement_id: str
-
-
-Stimulus = (
-    BootstrapExposed
-    | Tick
-    | ReleaseRequested
-    | Placed
-    | HostRefused
-    | NoRoom
-    | Heard
-    | EndMoved
-    | Fenced
-    | HostHeard
-    | ReplacementAuthorized
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """An event to record in the same commit."""
-
-    type: str
-    data: Mapping[str, str | int | float | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What sandbox and placement are afterwards. A `placement` that is new is one that `Placed` brought."""
-
-    sandbox: Sandbox
-    placement: Placement | None
-    notes: tuple[Note, ...]
-    older: tuple[Placement, ...] = ()
-    """Earlier placements that have changed."""
 
 
 def advance(facts: Facts, stimulus: Stimulus, *, now: float) -> Outcome | None:
@@ -180,12 +72,14 @@ def advance(facts: Facts, stimulus: Stimulus, *, now: float) -> Outcome | None:
             return _refused(facts, stimulus, now)
         case NoRoom():
             return _no_room(facts, stimulus, now)
-        case EndMoved() | HostHeard() | ReplacementAuthorized() | BootstrapExposed():
-            return _noted(facts, stimulus, now)
+        case PauseRequested() | SuspendRequested() | ResumeRequested():
+            return pausing.asked(facts, stimulus, now)
         case Fenced():
             return _fenced(facts, stimulus, now)
         case Tick():
             return _tick(facts, now)
+        case _:
+            return _noted(facts, stimulus, now)
 
 
 def wants_placing(sandbox: Sandbox, *, now: float) -> bool:
@@ -385,6 +279,8 @@ def _heard(facts: Facts, heard: Heard, now: float) -> Outcome | None:
     seen = pl.observe(placement, heard.report)
     if isinstance(seen, pl.Stale):
         return None
+    if (moved := pausing.heard(facts, seen, heard.report, heard.ended_by, now)) is not None:
+        return moved
     match seen.observed:
         case Observed.ABSENT:
             return _gone(facts, seen, heard, now)
@@ -534,7 +430,7 @@ def _authorized(facts: Facts, stimulus: ReplacementAuthorized, now: float) -> Ou
 
 def _end_moved(facts: Facts, stimulus: EndMoved) -> Outcome | None:
     sandbox = facts.sandbox
-    if sandbox.state is State.RELEASING or sandbox.end_at == stimulus.end_at:
+    if sandbox.state is State.RELEASING or sandbox.end_at == stimulus.end_at or pausing.sets_end_aside(sandbox):
         return None
     after = replace(sandbox, end_at=stimulus.end_at, end_revision=sandbox.end_revision + 1)
     return Outcome(after, facts.placement, (Note(ev.SANDBOX_END_MOVED, {"end_at": stimulus.end_at}),))
@@ -559,7 +455,7 @@ def _tick(facts: Facts, now: float) -> Outcome | None:
     if sandbox.deadline_at is None or now < sandbox.deadline_at:
         return None
     match sandbox.state:
-        case State.PROVISIONING | State.RESUMING:
+        case State.PROVISIONING | State.RESUMING | State.PAUSING | State.SUSPENDING | State.STOPPING:
             return _late(facts, now)
         case State.RELEASING:
             return _still_there(facts, now)
@@ -575,6 +471,8 @@ def _late(facts: Facts, now: float) -> Outcome | None:
     sandbox, placement = facts.sandbox, facts.placement
     if placement is not None and placement.desired is Kind.ENSURE_ABSENT:
         return _still_there(facts, now)
+    if (moved := pausing.late(facts, now)) is not None:
+        return moved
     seen = placement.observed if placement is not None else Observed.UNKNOWN
     reason = str(replacing.LATE.get(seen, Code.GUEST_BOOT_TIMEOUT))
     missed = Note(ev.SANDBOX_DEADLINE_MISSED, {"state": sandbox.state.value, "observed": seen.value, "reason": reason})

@@ -7,7 +7,9 @@ Nothing is ended here. What does not fit is left to the agent to keep and report
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from atoll.base.errors import Code
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
@@ -16,7 +18,7 @@ from atoll.domain.account import Account
 from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Placement
 from atoll.domain.sandbox import TERMINAL, Sandbox, State
-from atoll.planning.reconcile import Facts, Note, Outcome
+from atoll.planning.stimuli import Facts, Note, Outcome
 
 
 def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
@@ -43,6 +45,22 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
     if placement is facts.placement and sandbox is facts.sandbox:
         return None
     return Outcome(sandbox, placement, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What a placement is that its host has at rest."""
+
+    state: State
+    holding: Holding
+    desired: Kind
+
+
+REST: Final[Mapping[Observed, Rest]] = {
+    Observed.FROZEN: Rest(State.PAUSED, Holding.PAUSED, Kind.ENSURE_PAUSED),
+    Observed.SAVED: Rest(State.SUSPENDED, Holding.SAVED, Kind.ENSURE_SUSPENDED),
+    Observed.STOPPED: Rest(State.STOPPED, Holding.STOPPED, Kind.ENSURE_STOPPED),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +105,7 @@ def _placement(account: Account, *, host_id: str, now: float) -> Placement:
     assert account.spec is not None
     assert account.nonce is not None
     going = account.desired is Kind.ENSURE_ABSENT
+    rest = None if going else REST.get(account.observed)
     # Newer than what the agent has: a command of that very revision, made of what is on record now, would contradict the accepted one.
     revision = account.desired_revision + 1
     return Placement(
@@ -94,14 +113,14 @@ def _placement(account: Account, *, host_id: str, now: float) -> Placement:
         sandbox_id=SandboxId(account.sandbox_id),
         host_id=HostId(host_id),
         generation=account.generation,
-        holding=Holding.CLEANUP_PENDING if going else Holding.ACTIVE if account.ready else Holding.RESERVED,
+        holding=rest.holding if rest else Holding.CLEANUP_PENDING if going else Holding.ACTIVE if account.ready else Holding.RESERVED,
         vector=account.spec.vector(),
         nonce=account.nonce,
-        desired=account.desired,
+        desired=rest.desired if rest else account.desired,
         desired_revision=revision,
         desired_reason=str(Code.RELEASE_REQUESTED) if going else None,
-        observed=Observed.RUNNING if account.ready and not going else Observed.UNKNOWN,
-        applied_revision=revision if account.ready and not going else 0,
+        observed=account.observed if rest else Observed.RUNNING if account.ready and not going else Observed.UNKNOWN,
+        applied_revision=revision if (account.ready or rest) and not going else 0,
         address=account.address,
         ready=account.ready and not going,
         created_at=now,
@@ -113,7 +132,8 @@ def _sandbox(account: Account, known: Sandbox | None, placement: Placement, *, n
     assert account.spec is not None
     spec = known.spec if known else account.spec
     going = placement.desired is Kind.ENSURE_ABSENT
-    state = State.RELEASING if going else State.READY if placement.ready else State.PROVISIONING
+    rest = None if going else REST.get(placement.observed)
+    state = rest.state if rest else State.RELEASING if going else State.READY if placement.ready else State.PROVISIONING
     deadlines = {State.RELEASING: now + spec.release_s, State.PROVISIONING: now + spec.image_s + spec.guest_ready_s}
     left_s = account.remaining_s if account.remaining_s is not None else float(spec.timeout_s)
     return Sandbox(
@@ -125,12 +145,12 @@ def _sandbox(account: Account, known: Sandbox | None, placement: Placement, *, n
         spec=spec,
         generation=account.generation,
         created_at=known.created_at if known else now,
-        end_at=now + left_s,
+        end_at=None if rest else now + left_s,
         end_revision=max(known.end_revision if known else 0, account.end_revision) + 1,
         alias=known.alias if known else spec.image_name,
         metadata=known.metadata if known else {},
         payload_digest=known.payload_digest if known else None,
-        started_at=(known.started_at if known else None) or (now if placement.ready else None),
+        started_at=(known.started_at if known else None) or (now if placement.ready or rest else None),
         host_id=placement.host_id,
         placement_id=placement.id,
         unseen=known.unseen if known else 0,

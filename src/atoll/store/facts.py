@@ -13,21 +13,23 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from atoll.base.errors import Code
+from atoll.base.errors import Code, Unavailable
 from atoll.base.units import ZERO, Vector
 from atoll.domain import history
 from atoll.domain.command import command_id
-from atoll.domain.placement import Placement, held
+from atoll.domain.placement import Holding, Placement, held
 from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.planning import placing
 from atoll.planning.placing import Advert
-from atoll.planning.reconcile import Facts, HostRefused, Note, Outcome, Placed, Stimulus, advance
+from atoll.planning.reconcile import advance
+from atoll.planning.stimuli import Facts, HostRefused, Note, Outcome, Placed, Stimulus
 from atoll.store import hints, payloads, rows, tallies
 from atoll.store.engine import Stale
 from atoll.store.payloads import Sealed
 from atoll.store.prepared import Prepared, Row
 from atoll.store.tables import EVENTS, HOLDS, HOSTS, PLACEMENTS, SANDBOXES
 
+READMIT_AGAIN_S: Final = 5.0
 NewId = Callable[[], str]
 
 _ITS: Final = "its_"
@@ -181,6 +183,41 @@ def reserve(
     done = answer(Placed(replace(placement, generation=facts.sandbox.generation)))
     # The host's row is locked: nobody else has changed what it holds since it was summed.
     return replace(done, used=known.used + held(done.placement)) if done.changed and done.placement is not None else done
+
+
+def readmit(
+    conn: sa.Connection,
+    sandbox_id: str,
+    stimulus: Stimulus,
+    *,
+    now: float,
+    ids: NewId,
+    about: Callable[[Facts], bool] = lambda _: True,
+    request_id: str | None = None,
+) -> Committed | None:
+    """As `advance_sandbox`, for what makes a placement hold more: its host's own record must have room for what it has given back.
+
+    Lock order as in `reserve`. *Errors*: Unavailable with what is lacking, and then nothing has changed.
+    """
+    found = load(conn, sandbox_id)
+    if found is None or found.placement is None or found.placement.holding is Holding.NONE:
+        return advance_sandbox(conn, sandbox_id, stimulus, now=now, ids=ids, about=about, request_id=request_id)
+    locked = _HOST_LOCKED.first(conn, {"of_id": found.placement.host_id})
+    facts = load(conn, sandbox_id)
+    if facts is None or not about(facts):
+        return None
+    outcome = advance(facts, stimulus, now=now)
+    if outcome is None:
+        return Committed(facts.sandbox, facts.placement, changed=False)
+    assert facts.placement is not None
+    assert outcome.placement is not None
+    assert locked is not None
+    host, before = rows.host(locked), used(conn, facts.placement.host_id)
+    code = placing.no_room(host, used=before - held(facts.placement), need=held(outcome.placement))
+    if code is not None and held(outcome.placement) != held(facts.placement):
+        message = f"{host.name} has no room for what {sandbox_id} has given back; it stays {facts.sandbox.state}"
+        raise Unavailable(code, message, retry_after_s=READMIT_AGAIN_S)
+    return commit(conn, facts, outcome, now=now, ids=ids, request_id=request_id)
 
 
 def _advance(conn: sa.Connection, facts: Facts, stimulus: Stimulus, *, now: float, ids: NewId, request_id: str | None) -> Committed:

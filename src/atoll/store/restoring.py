@@ -22,7 +22,7 @@ from atoll.domain.account import Account
 from atoll.domain.placement import Holding
 from atoll.domain.sandbox import TERMINAL, State
 from atoll.planning import restoring as planning
-from atoll.planning.reconcile import Facts
+from atoll.planning.stimuli import Facts
 from atoll.store import facts, hints, payloads, rows, tallies
 from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, EVENTS, HOSTS, PLACEMENTS, SANDBOXES, TEAMS
 

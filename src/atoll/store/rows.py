@@ -14,7 +14,7 @@ from atoll.domain.command import Kind
 from atoll.domain.host import Admin, Host
 from atoll.domain.placement import Holding, Observed, Placement, held
 from atoll.domain.sandbox import Condition, Sandbox, State
-from atoll.domain.spec import Spec
+from atoll.domain.spec import SaveMode, Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
 from atoll.store.prepared import Row
@@ -79,6 +79,10 @@ def sandbox(row: Row) -> Sandbox:
         secured=row["secured"],
         waiting_since=row["waiting_since"],
         unseen=row["unseen"],
+        rested=State(row["rested"]) if row["rested"] else None,
+        life_s=row["life_s"],
+        save_mode=SaveMode(row["save_mode"]) if row["save_mode"] else None,
+        unresponsive=row["unresponsive"],
     )
 
 
@@ -113,6 +117,10 @@ def sandbox_values(value: Sandbox) -> Values:
         "secured": value.secured,
         "waiting_since": value.waiting_since,
         "unseen": value.unseen,
+        "rested": value.rested.value if value.rested is not None else None,
+        "life_s": value.life_s,
+        "save_mode": value.save_mode.value if value.save_mode is not None else None,
+        "unresponsive": value.unresponsive,
     }
 
 

@@ -46,6 +46,7 @@ from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team, key_digest
 from atoll.planning.placing import Advert, explain
 from atoll.planning.resolve import CreateRequest, class_of, resolve, template_of
+from atoll.testing.fake_resting import FakeResting
 from atoll.wire import agent as wire
 from atoll.wire import deployment as deployment_document
 from atoll.wire import normal_form
@@ -71,7 +72,7 @@ BASE: Final = Template(
 
 
 @dataclass
-class FakeService:
+class FakeService(FakeResting):
     """See the module. `now` is wall time; tests move it."""
 
     now: Callable[[], float]
@@ -90,6 +91,7 @@ class FakeService:
         self._teams: dict[str, Team] = {}
         self._clients: dict[str, Client] = {}
         self._sandboxes: dict[str, Sandbox] = {}
+        self.unresponsive = set()
         self.recorded: list[EventRecord] = []
         """Every event, of all teams."""
         self.host_view = self._make_host()
@@ -227,6 +229,8 @@ class FakeService:
     ) -> Sandbox:
         one = await self.get(caller, sandbox_id)
         _still_at(revision, one.revision)
+        if one.state is not State.READY and one.state not in STARTING:
+            raise Refused(Code.ILLEGAL_STATE, f"sandbox {one.id} is {one.state}: its end counts from when it is resumed")
         longest = one.spec.timeout_s_max
         if timeout_s > longest:
             raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {longest} s")

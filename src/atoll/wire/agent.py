@@ -27,7 +27,7 @@ from atoll.base.units import Vector
 from atoll.domain import account
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
-from atoll.domain.spec import OnEnd, OnLeaseExpiry, Spec
+from atoll.domain.spec import OnEnd, OnLeaseExpiry, SaveMode, Spec
 
 PROTOCOL: Final = 1
 MESSAGE_BYTES_MAX: Final = 256 * 1024
@@ -148,10 +148,16 @@ class Observation(Message):
     seq: int = Field(ge=1)
     observed: Observed
     applied_revision: int = 0
+    failed_revision: int = 0
+    """Of a command that was tried in vain and is not tried again."""
     ready: bool = False
     address: str | None = None
     reason: str | None = None
     detail: str | None = Field(default=None, max_length=2000)
+    save_mode: SaveMode | None = None
+    """Of what is saved."""
+    unresponsive: bool = False
+    """The guest did not answer when it was saved."""
     guest_version: str | None = None
     end_revision: int = 0
     ended_by: str | None = None
@@ -216,11 +222,15 @@ class Command(Message):
     payload_ref: str | None = None
     payload_digest: str | None = None
     reason: str | None = None
+    save_mode: SaveMode | None = None
+    """For ensure_suspended: what to save. For ensure_running: what to go on from, where something is saved."""
+    strict: bool = False
+    """For ensure_suspended: only if the guest answers."""
     ready_s: float = 60.0
     """How long the guest may take to answer."""
     timeout_s: float | None = Field(default=None, ge=0)
     """How long the guest lives from when it is ready: counted by the agent, which ends it by itself where control names no newer end.
-    None: it has been ready before, and keeps the end that it has."""
+    None: it has been ready before, and keeps the end that it has. One that comes back from rest has a new one."""
     carried_out: bool = False
     """Control has seen it carried out: an agent that does not know it has lost its memory, and takes the guest over or says that it is
     lost, but begins no other in its place. Not part of the digest: it is about control's knowledge, not about what is wanted."""
@@ -319,6 +329,7 @@ class Account(Message):
     spec: Spec | None = None
     nonce: str | None = None
     ready: bool = False
+    observed: Observed = Observed.UNKNOWN
     address: str | None = None
     end_revision: int = 0
     remaining_s: float | None = None
@@ -336,6 +347,7 @@ class Account(Message):
             spec=self.spec,
             nonce=self.nonce,
             ready=self.ready,
+            observed=self.observed,
             address=self.address,
             end_revision=self.end_revision,
             remaining_s=self.remaining_s,

@@ -127,6 +127,9 @@ class Timeouts(Part):
     release: Timeout | None = None
     no_capacity: Timeout | None = None
     patience: Timeout | None = None
+    pause: Timeout | None = None
+    resume: Timeout | None = None
+    save: Timeout | None = None
 
 
 class Placement(Part):
@@ -313,6 +316,9 @@ def _class(name: str, part: Class) -> WorkloadClass:
             image_s=times.image,
             guest_ready_s=times.guest_ready,
             bootstrap_s=times.bootstrap,
+            pause_s=times.pause,
+            resume_s=times.resume,
+            save_s=times.save,
             release_s=times.release,
             no_capacity_s=times.no_capacity,
             create_patience_s=times.patience,

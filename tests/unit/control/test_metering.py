@@ -11,7 +11,7 @@ from atoll.domain import history
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox, State
 from atoll.planning.alerting import StoreFacts
-from atoll.planning.reconcile import Note, Tick
+from atoll.planning.stimuli import Note, Tick
 from atoll.store.facts import Committed
 from atoll.telemetry import metrics as m
 from atoll.telemetry.otlp import Export

@@ -10,7 +10,9 @@ from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Report
 from atoll.domain.sandbox import DEADLINES, TIMEOUTS, Condition, State
 from atoll.domain.spec import OnLoss
-from atoll.planning.reconcile import (
+from atoll.planning.reconcile import advance, wants_placing
+from atoll.planning.replacing import may_replace
+from atoll.planning.stimuli import (
     EndMoved,
     Facts,
     Fenced,
@@ -24,10 +26,7 @@ from atoll.planning.reconcile import (
     ReplacementAuthorized,
     Stimulus,
     Tick,
-    advance,
-    wants_placing,
 )
-from atoll.planning.replacing import may_replace
 from tests.builders import NOW, placement, sandbox, spec
 
 PENDING = sandbox(deadline_at=NOW)

@@ -13,7 +13,8 @@ from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Report
 from atoll.domain.sandbox import State
 from atoll.domain.spec import OnExit
-from atoll.planning.reconcile import Facts, Heard, Outcome, Placed, ReleaseRequested, Tick, advance
+from atoll.planning.reconcile import advance
+from atoll.planning.stimuli import Facts, Heard, Outcome, Placed, ReleaseRequested, Tick
 from tests.builders import NOW, placement, sandbox, spec
 
 

@@ -10,8 +10,8 @@ from atoll.domain.account import Account
 from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Placement
 from atoll.domain.sandbox import Sandbox, State
-from atoll.planning.reconcile import Facts
 from atoll.planning.restoring import caught_up, found
+from atoll.planning.stimuli import Facts
 from tests.builders import NOW, placement, sandbox
 
 

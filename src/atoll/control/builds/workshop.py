@@ -27,8 +27,8 @@ from atoll.domain.spec import NetworkSpec, Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
 from atoll.images import assembling
-from atoll.planning.reconcile import ReleaseRequested
 from atoll.planning.resolve import CreateRequest
+from atoll.planning.stimuli import ReleaseRequested
 from atoll.store import builds, tenancy
 from atoll.store import sandboxes as stored
 from atoll.telemetry import events as names

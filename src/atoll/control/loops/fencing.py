@@ -19,7 +19,7 @@ from atoll.control.directory import Directory
 from atoll.control.loops.reconcile import Reconciler
 from atoll.domain.host import LEASE_S, Admin, Host
 from atoll.domain.spec import OnLeaseExpiry
-from atoll.planning.reconcile import Fenced
+from atoll.planning.stimuli import Fenced
 from atoll.store import hosts
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger

@@ -25,7 +25,7 @@ from atoll.control.loops.reconcile import Reconciler
 from atoll.control.loops.waiting import Waiting
 from atoll.control.routes import Routes
 from atoll.domain.placement import Holding
-from atoll.planning.reconcile import Facts
+from atoll.planning.stimuli import Facts
 from atoll.store import facts, hosts, sandboxes
 from atoll.store.hints import EVERYTHING, NOTHING, Hints, Shared
 from atoll.telemetry import events as names

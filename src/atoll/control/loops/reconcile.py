@@ -28,7 +28,8 @@ from atoll.control.metering import Meter
 from atoll.domain.operations import Act
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Condition, Sandbox, State
-from atoll.planning.reconcile import Facts, NoRoom, Stimulus, Tick, advance, wants_placing
+from atoll.planning.reconcile import advance, wants_placing
+from atoll.planning.stimuli import Facts, NoRoom, Stimulus, Tick
 from atoll.store import facts, operations
 from atoll.store.engine import Store
 from atoll.store.hints import Shared
@@ -84,13 +85,14 @@ class Reconciler:
         about: Callable[[Facts], bool] = lambda _: True,
         unless: Callable[[sa.Connection], None] = lambda _: None,
         act: Act | None = None,
+        readmit: bool = False,
     ) -> facts.Committed | None:
         """Commit what the stimulus changes; None when there is no such sandbox, or it is none that `about` means.
 
         `unless` looks first, in the same transaction, and raises when whoever brings the stimulus may not any more. `act`: whose doing it
-        is; kept in the same commit, when it changes anything.
+        is; kept in the same commit, when it changes anything. `readmit`: its host must have room for what it had given back.
         """
-        applying = self._applying(sandbox_id, stimulus, now=self.clock.now(), about=about, act=act)
+        applying = self._applying(sandbox_id, stimulus, now=self.clock.now(), about=about, act=act, readmit=readmit)
 
         def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
             unless(conn)
@@ -144,11 +146,13 @@ class Reconciler:
         now: float,
         about: Callable[[Facts], bool] = lambda _: True,
         act: Act | None = None,
+        readmit: bool = False,
     ) -> Callable[[sa.Connection], tuple[facts.Committed | None, Used]]:
         request_id = current_request()
 
         def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
-            done = facts.advance_sandbox(conn, sandbox_id, stimulus, now=now, ids=self.event_id, about=about, request_id=request_id)
+            advancing = facts.readmit if readmit else facts.advance_sandbox
+            done = advancing(conn, sandbox_id, stimulus, now=now, ids=self.event_id, about=about, request_id=request_id)
             if act is not None and done is not None and done.changed:
                 operations.audit(conn, act, at=now)
             return done, self._used(conn, done)

@@ -15,7 +15,7 @@ from atoll.base.errors import AtollError
 from atoll.control.directory import Directory
 from atoll.control.loops.reconcile import Reconciler
 from atoll.domain.host import Health, health
-from atoll.planning.reconcile import HostHeard
+from atoll.planning.stimuli import HostHeard
 from atoll.store import hosts
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger

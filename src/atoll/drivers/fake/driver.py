@@ -52,7 +52,7 @@ class FakeMachine:
 
 @dataclass(slots=True)
 class Weather:
-    """Latencies and faults, by verb (`prepare`, `start`, `stop`, `remove`, `inspect`, `held`, `adopt`, `probe`). *Units*: seconds."""
+    """Latencies and faults, by verb (`prepare`, `start`, `stop`, `remove`, `inspect`, `held`, `adopt`, `probe`, `pause`, `resume`). *Units*: seconds."""
 
     delay_s: dict[str, float] = field(default_factory=dict)
     fail: dict[str, list[BaseException]] = field(default_factory=dict)
@@ -87,6 +87,7 @@ class FakeDriver:
             real_kernel_limits=False,
             network_slots=False,
             stop_keeps_disk=True,
+            pauses=True,
             guest_handshake=False,
             metered=True,
         )
@@ -122,14 +123,14 @@ class FakeDriver:
         there = machine.placements.get(order.placement_id)
         if there is None:
             machine.placements[order.placement_id] = FakePlacement(self._mark, order, Power.PREPARED)
-        elif there.power is not Power.RUNNING:
+        elif there.power not in (Power.RUNNING, Power.FROZEN):
             there.order, there.power, there.reason = order, Power.PREPARED, None
         machine.changed(order.placement_id)
 
     async def start(self, order: Order) -> Seen:
         await self._before("start")
         placement = self.machine.placements.get(order.placement_id)
-        if placement is None or placement.power is not Power.RUNNING:
+        if placement is None or placement.power not in (Power.RUNNING, Power.FROZEN):
             self._prepare(order)
             placement = self.machine.placements[order.placement_id]
             placement.power, placement.reason = Power.RUNNING, None
@@ -143,7 +144,7 @@ class FakeDriver:
     async def stop(self, placement_id: str, *, grace_s: float = 0.0) -> None:
         await self._before("stop")
         placement = self.machine.placements.get(placement_id)
-        if placement is not None and placement.power is Power.RUNNING:
+        if placement is not None and placement.power in (Power.RUNNING, Power.FROZEN):
             self._ending.add(placement_id)
             placement.power, placement.reason = Power.STOPPED, "signal 15" if grace_s > 0 else "signal 9"
             self.machine.changed(placement_id)
@@ -162,6 +163,24 @@ class FakeDriver:
         self._ending.discard(placement_id)
         self._after("remove")
 
+    # -- time
+
+    async def pause(self, placement_id: str) -> Seen:
+        return await self._turn("pause", placement_id, Power.FROZEN)
+
+    async def resume(self, placement_id: str) -> Seen:
+        return await self._turn("resume", placement_id, Power.RUNNING)
+
+    async def _turn(self, verb: str, placement_id: str, power: Power) -> Seen:
+        await self._before(verb)
+        placement = self.machine.placements.get(placement_id)
+        if placement is None or placement.power not in (Power.RUNNING, Power.FROZEN):
+            raise Refused(Code.PLACEMENT_LOST, f"{placement_id} has no guest that could be frozen or thawed")
+        placement.power = power
+        self.machine.changed(placement_id)
+        self._after(verb)
+        return self._seen(placement_id)
+
     # -- look
 
     async def inspect(self, placement_id: str) -> Seen:
@@ -179,7 +198,7 @@ class FakeDriver:
     async def adopt(self, placement_id: str) -> Seen:
         await self._before("adopt")
         seen = self._seen(placement_id)
-        if seen.power is Power.RUNNING:
+        if seen.lives:
             self._watched.add(placement_id)
         return seen
 
@@ -226,9 +245,9 @@ class FakeDriver:
         placement = self.machine.placements.get(placement_id)
         if placement is None:
             return Seen(Power.ABSENT)
-        running = placement.power is Power.RUNNING
-        leftovers = () if running else (f"fake {placement.power}",)
-        return Seen(placement.power, address=ADDRESS if running else None, reason=placement.reason, leftovers=leftovers)
+        lives = placement.power in (Power.RUNNING, Power.FROZEN)
+        leftovers = () if lives else (f"fake {placement.power}",)
+        return Seen(placement.power, address=ADDRESS if lives else None, reason=placement.reason, leftovers=leftovers)
 
     async def _before(self, verb: str) -> None:
         delay = self.weather.delay_s.get(verb, 0.0)

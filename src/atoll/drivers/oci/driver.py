@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.oci import bundle, capturing, console, ending, look, probes, selftest, usage
+from atoll.drivers.oci import bundle, capturing, console, ending, freezing, look, probes, selftest, usage
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.images import Images
@@ -93,6 +93,7 @@ class OciDriver:
             isolation=Isolation.GVISOR if gvisor else Isolation.SHARED_KERNEL,
             arch=os.uname().machine,
             stop_keeps_disk=not gvisor,
+            pauses=cgroups.freezes(self._layout),
             metered=True,
             layers=config.packer is not None,
         )
@@ -327,7 +328,7 @@ class OciDriver:
             strays = placement_id not in self._watches
             self._live.setdefault(placement_id, _Live()).ending = True
             found = await self._look(placement_id)
-            if grace_s > 0 and found.guest is not None:
+            if grace_s > 0 and found.guest is not None and not found.frozen:
                 guest = found.guest
                 await self._blocking(lambda: self._ask_to_end(placement_id, guest, grace_s))
             await self._end(placement_id, strays=strays)
@@ -401,6 +402,20 @@ class OciDriver:
                 raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {text} ({'; '.join(failures)})")
             self._live.pop(placement_id, None)
             self._disk_files.pop(placement_id, None)
+
+    # -- time
+
+    async def pause(self, placement_id: str) -> Seen:
+        return await self._turn(placement_id, freezing.freeze, "frozen")
+
+    async def resume(self, placement_id: str) -> Seen:
+        return await self._turn(placement_id, freezing.thaw, "thawed")
+
+    async def _turn(self, placement_id: str, work: Callable[[look.View, str, Mapping[int, str]], Seen], step: str) -> Seen:
+        async with self._lock(placement_id):
+            seen = await self._blocking(lambda: work(self._view, placement_id, self._pool.existing()))
+            self._step(step)
+            return seen
 
     # -- look
 

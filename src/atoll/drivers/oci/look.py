@@ -48,7 +48,8 @@ class Traces:
     slots: tuple[int, ...]
     mounts: tuple[str, ...]
     guest: int | None
-    """The process to watch, when it runs."""
+    """The process to watch, when it runs or is frozen."""
+    frozen: bool = False
 
     def names(self) -> tuple[str, ...]:
         """For people: what is there, one name each."""
@@ -87,6 +88,7 @@ def traces(view: View, placement_id: str, slots: Mapping[int, str], *, strays: b
         slots=tuple(sorted(number for number, owner in slots.items() if owner == placement_id)),
         mounts=tuple(mounts.below(directory)) if there else (),
         guest=guest,
+        frozen=guest is not None and cgroups.freezes(view.layout) and cgroups.frozen(view.layout, group),
     )
 
 
@@ -107,7 +109,8 @@ def seen(found: Traces) -> Seen:
     if not names:
         return Seen(Power.ABSENT)
     if found.guest is not None:
-        return Seen(Power.RUNNING, address=found.record.address if found.record else None, pid=found.guest)
+        power = Power.FROZEN if found.frozen else Power.RUNNING
+        return Seen(power, address=found.record.address if found.record else None, pid=found.guest)
     if found.ran:
         return Seen(Power.STOPPED, reason="exited", leftovers=names)
     return Seen(Power.PREPARED, leftovers=names)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from atoll.drivers.port import Capabilities
-from atoll.testing.conformance import layers, life, limits, network
+from atoll.testing.conformance import layers, life, limits, network, pausing
 from atoll.testing.conformance.stand import Stand
 
 
@@ -38,10 +38,18 @@ _LIFE_NEEDS = {
     "what_runs_is_measured_and_nothing_else": ("metered",),
 }
 
+_PAUSING_NEEDS = {
+    "a_frozen_guest_survives_its_driver": ("pauses", "survives_agent"),
+    "a_frozen_guest_does_nothing_and_then_goes_on": ("pauses", "guest_handshake"),
+    "a_frozen_guest_uses_no_cpu": ("pauses", "guest_handshake", "real_kernel_limits"),
+    "connections_outlast_a_pause": ("pauses", "guest_handshake"),
+}
+
 CASES: tuple[Case, ...] = (
     *_cases(life, _LIFE_NEEDS, ()),
     *_cases(layers, {}, ("layers", "guest_handshake")),
     *_cases(limits, {}, ("real_kernel_limits", "guest_handshake")),
+    *_cases(pausing, _PAUSING_NEEDS, ("pauses",)),
     *_cases(network, {}, ("network_slots", "guest_handshake")),
 )
 

@@ -55,6 +55,7 @@ def sandbox(
         "createdAt": timestamp(one.created_at),
         "startedAt": timestamp(one.started_at),
         "endAt": timestamp(one.end_at),
+        "saveMode": one.save_mode.value if one.save_mode is not None else None,
         "releaseRequestedAt": timestamp(one.release_requested_at),
         "releasedAt": timestamp(one.released_at),
         "placement": {"id": one.placement_id, "hostId": one.host_id} if placed else None,

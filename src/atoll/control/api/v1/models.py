@@ -14,7 +14,7 @@ from pydantic.config import JsonDict
 
 from atoll.base.errors import Code
 from atoll.domain.sandbox import Condition, State
-from atoll.domain.spec import Isolation, OnEnd, PlacementPolicy
+from atoll.domain.spec import Isolation, OnEnd, PlacementPolicy, SaveMode
 from atoll.domain.tenancy import Role
 from atoll.planning.placing import Filter
 from atoll.wire.document import TEXT_BYTES_MAX
@@ -124,6 +124,24 @@ class NewEnd(Incoming):
 
     timeout_seconds: Whole
     only_extend: Annotated[bool, Field(description="Never move the end nearer.")] = False
+
+
+class Suspension(Incoming):
+    """What to save. Where a host cannot save memory, files are saved alone, and `saveMode` of the answer says so."""
+
+    model_config = like({"memory": True})
+
+    memory: Annotated[bool, Field(description="Memory and files of one moment; false: files alone, and it boots anew.")] = True
+    require_healthy_guest: Annotated[bool, Field(description="Refuse when its guest does not answer.")] = False
+
+
+class Resumption(Incoming):
+    """How long it lives from when it is ready, otherwise as it was created."""
+
+    model_config = like({"timeoutSeconds": 600})
+
+    timeout_seconds: Whole | None = None
+    reboot: Annotated[bool, Field(description="From its files alone, though its memory is saved, too.")] = False
 
 
 class ReplacementAuthorization(Incoming):
@@ -238,7 +256,8 @@ class Sandbox(Outgoing):
     on_end: OnEnd
     created_at: str
     started_at: str | None
-    end_at: str | None
+    end_at: Annotated[str | None, Field(description="null while it is at rest: it does not end then.")]
+    save_mode: Annotated[SaveMode | None, Field(description="What of it was saved last.")]
     release_requested_at: str | None
     released_at: str | None
     placement: Placement | None

@@ -22,6 +22,7 @@ from atoll.control.api.v1.operations import STREAM, stream
 from atoll.control.service import Query as Search
 from atoll.control.service import Service
 from atoll.domain.sandbox import STARTING, Sandbox, State
+from atoll.domain.spec import SaveMode
 from atoll.planning.resolve import CreateRequest
 
 SandboxPath = Annotated[str, Path(description="Id of a sandbox")]
@@ -116,6 +117,9 @@ class Sandboxes:
         add(ONE, self.get, methods=["GET"], operation_id="getSandbox", response_model=models.Sandbox)
         add(ONE, self.release, methods=["DELETE"], operation_id="releaseSandbox", response_model=models.Sandbox)
         add(f"{ONE}/end", self.set_end, methods=["POST"], operation_id="setSandboxEnd", response_model=models.Sandbox)
+        add(f"{ONE}/pause", self.pause, methods=["POST"], operation_id="pauseSandbox", response_model=models.Sandbox)
+        add(f"{ONE}/suspend", self.suspend, methods=["POST"], operation_id="suspendSandbox", response_model=models.Sandbox)
+        add(f"{ONE}/resume", self.resume, methods=["POST"], operation_id="resumeSandbox", response_model=models.Sandbox)
         add(
             f"{ONE}/replacement-authorizations",
             self.authorize_replacement,
@@ -194,6 +198,27 @@ class Sandboxes:
         with _about(sandbox_id):
             sandbox = await self.service.set_end(
                 caller, sandbox_id, timeout_s=body.timeout_seconds, only_extend=body.only_extend, revision=expected
+            )
+        return self._one(200, sandbox)
+
+    async def pause(self, caller: Who, sandbox_id: SandboxPath, expected: Expected) -> Response:
+        """Freeze it where it is: it keeps memory, disk and connections, and gives its CPU back. It does not end while it is paused."""
+        with _about(sandbox_id):
+            sandbox = await self.service.pause(caller, sandbox_id, revision=expected)
+        return self._one(200, sandbox)
+
+    async def suspend(self, caller: Who, sandbox_id: SandboxPath, body: models.Suspension, expected: Expected) -> Response:
+        """Save it, and give its CPU and memory back. `saveMode` says what was saved. It does not end while it is suspended."""
+        mode = SaveMode.FULL if body.memory else SaveMode.FILES
+        with _about(sandbox_id):
+            sandbox = await self.service.suspend(caller, sandbox_id, mode=mode, strict=body.require_healthy_guest, revision=expected)
+        return self._one(200, sandbox)
+
+    async def resume(self, caller: Who, sandbox_id: SandboxPath, body: models.Resumption, expected: Expected) -> Response:
+        """Let one that is paused or suspended go on. 503 where its host has no room for it: then it stays as it was."""
+        with _about(sandbox_id):
+            sandbox, _ = await self.service.resume(
+                caller, sandbox_id, timeout_s=body.timeout_seconds, reboot=body.reboot, revision=expected
             )
         return self._one(200, sandbox)
 

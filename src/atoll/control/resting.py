@@ -1,0 +1,117 @@
+"""Bringing sandboxes to rest and back, as every API asks for it: one wish, one commit, and then waiting for the host's word.
+
+What was asked for is on record before anybody waits, so whoever loses patience loses nothing: the sandbox shows what became of it. A way
+that failed is told with the code that the host gave, and the sandbox is then what it was before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
+from atoll.control.sandboxes import Sandboxes, not_found, still_at
+from atoll.control.service import Caller
+from atoll.domain.operations import Act, Action
+from atoll.domain.sandbox import TERMINAL, Sandbox, State
+from atoll.domain.spec import SaveMode
+from atoll.planning.pausing import MOVING
+from atoll.planning.stimuli import PauseRequested, ResumeRequested, SuspendRequested
+
+PATIENCE_S: Final = 55.0
+"""Less than any client waits for an answer; what takes longer goes on without it."""
+_LOOK_AGAIN_S: Final = 2.0
+_CALLERS_FAULT: Final = frozenset({Code.NOT_SUPPORTED, Code.GUEST_UNRESPONSIVE})
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """Part of the Service; one per control process."""
+
+    sandboxes: Sandboxes
+
+    async def pause(self, caller: Caller, sandbox_id: str, *, revision: int | None = None) -> Sandbox:
+        """As Service.pause."""
+        return await self._to_rest(caller, sandbox_id, PauseRequested(), State.PAUSED, Action.SANDBOX_PAUSE, revision)
+
+    async def suspend(
+        self, caller: Caller, sandbox_id: str, *, mode: SaveMode = SaveMode.FULL, strict: bool = False, revision: int | None = None
+    ) -> Sandbox:
+        """As Service.suspend."""
+        wish = SuspendRequested(mode, strict)
+        return await self._to_rest(caller, sandbox_id, wish, State.SUSPENDED, Action.SANDBOX_SUSPEND, revision)
+
+    async def _to_rest(
+        self,
+        caller: Caller,
+        sandbox_id: str,
+        wish: PauseRequested | SuspendRequested,
+        rest: State,
+        action: Action,
+        revision: int | None,
+    ) -> Sandbox:
+        found = await self._settled(caller, sandbox_id)
+        if found.state is rest:
+            return found
+        act = Act(caller.actor(), action, found.id)
+        done = await self._apply(found, wish, act, revision=revision, readmit=found.state is State.PAUSED)
+        if not done:
+            now = await self.sandboxes.get(caller, sandbox_id)
+            raise Refused(Code.ILLEGAL_STATE, f"sandbox {now.id} is {now.state}, and cannot be {rest} from there")
+        after = await self._settled(caller, sandbox_id)
+        if after.state is not rest:
+            raise failure(after, Code.PAUSE_FAILED if rest is State.PAUSED else Code.SAVE_FAILED)
+        return after
+
+    async def resume(
+        self, caller: Caller, sandbox_id: str, *, timeout_s: float | None = None, reboot: bool = False, revision: int | None = None
+    ) -> tuple[Sandbox, bool]:
+        """As Service.resume."""
+        found = await self._settled(caller, sandbox_id)
+        longest = found.spec.timeout_s_max
+        if timeout_s is not None and timeout_s > longest:
+            raise Refused(Code.CLASS_LIMIT, f"timeout {timeout_s:g} s is longer than {longest} s")
+        if found.state is State.READY:
+            return found, False
+        wish = ResumeRequested(max(0.0, timeout_s) if timeout_s is not None else None, reboot)
+        done = await self._apply(found, wish, Act(caller.actor(), Action.SANDBOX_RESUME, found.id), revision=revision, readmit=True)
+        after = await self._settled(caller, sandbox_id)
+        if after.state is not State.READY:
+            raise failure(after, Code.RESUME_FAILED)
+        # Of several who want it back at once one has brought it about; the others find it running.
+        return after, done
+
+    async def _apply(
+        self, found: Sandbox, wish: PauseRequested | SuspendRequested | ResumeRequested, act: Act, *, revision: int | None, readmit: bool
+    ) -> bool:
+        sandboxes = self.sandboxes
+        done = await sandboxes.reconciler.apply(found.id, wish, about=still_at(revision), act=act, readmit=readmit)
+        return done is not None and done.changed
+
+    async def _settled(self, caller: Caller, sandbox_id: str) -> Sandbox:
+        """The sandbox once it is on no way to rest or back. *Errors*: SANDBOX_NOT_FOUND; OutcomeUnknown when patience ends."""
+        sandboxes = self.sandboxes
+        until = sandboxes.clock.boot() + PATIENCE_S
+        with sandboxes.hub.watch(sandbox_id) as changed:
+            while True:
+                changed.clear()
+                now = await sandboxes.get(caller, sandbox_id, every_team=True)
+                if now.state in TERMINAL or now.state is State.RELEASING:
+                    raise not_found(sandbox_id)
+                if now.state not in MOVING:
+                    return now
+                left_s = until - sandboxes.clock.boot()
+                if left_s <= 0:
+                    raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, f"sandbox {now.id} is still {now.state}; look at it again")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_s, _LOOK_AGAIN_S)):
+                        await changed.wait()
+
+
+def failure(sandbox: Sandbox, otherwise: Code) -> AtollError:
+    """Why it is what it was before, as its host has said."""
+    code = Code(sandbox.reason) if sandbox.reason is not None and sandbox.reason in Code.__members__ else otherwise
+    message = f"sandbox {sandbox.id} is {sandbox.state}: {sandbox.detail or 'its host does not say why'}"
+    return Refused(code, message) if code in _CALLERS_FAULT else Unavailable(code, message, retry_after_s=5.0)
