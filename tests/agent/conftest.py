@@ -116,7 +116,7 @@ class MachineDriver:
     def __init__(self, machine: Machine, fuse: Fuse, *, keeps_disk: bool = False) -> None:
         self.machine = machine
         self.fuse = fuse
-        self.capabilities = Capabilities(name="machine", isolation=Isolation.GVISOR, arch="x86_64", stop_keeps_disk=keeps_disk)
+        self.capabilities = Capabilities(name="machine", isolation=Isolation.GVISOR, arch="x86_64", stop_keeps_disk=keeps_disk, pauses=True)
         self.on_exit: Callable[[str, str], object] | None = None
         self.fail: dict[str, list[Exception]] = {}
         self.gate: dict[str, asyncio.Event] = {}
@@ -153,11 +153,26 @@ class MachineDriver:
         finally:
             self.running -= 1
         thing = self.machine.things.setdefault(order.placement_id, Thing(order))
-        if thing.power is not Power.RUNNING:
+        if thing.power not in (Power.RUNNING, Power.FROZEN):
             thing.power = Power.RUNNING
             self.machine.started[order.placement_id] = self.machine.started.get(order.placement_id, 0) + 1
         self.fuse.pass_("after start")
-        return Seen(Power.RUNNING, address="10.64.0.2")
+        return Seen(thing.power, address="10.64.0.2")
+
+    async def pause(self, placement_id: str) -> Seen:
+        return await self._turn("pause", placement_id, Power.FROZEN)
+
+    async def resume(self, placement_id: str) -> Seen:
+        return await self._turn("resume", placement_id, Power.RUNNING)
+
+    async def _turn(self, verb: str, placement_id: str, power: Power) -> Seen:
+        await self._verb(verb, placement_id)
+        thing = self.machine.things.get(placement_id)
+        if thing is None or thing.power not in (Power.RUNNING, Power.FROZEN):
+            raise Refused(Code.PLACEMENT_LOST, "there is no guest")
+        thing.power = power
+        self.fuse.pass_(f"after {verb}")
+        return Seen(power, address="10.64.0.2")
 
     async def stop(self, placement_id: str, *, grace_s: float = 0.0) -> None:
         await self._verb("stop", placement_id)
@@ -176,7 +191,7 @@ class MachineDriver:
         thing = self.machine.things.get(placement_id)
         if thing is None:
             return Seen(Power.ABSENT)
-        return Seen(thing.power, address="10.64.0.2" if thing.power is Power.RUNNING else None, leftovers=("disk",))
+        return Seen(thing.power, address="10.64.0.2" if thing.power in (Power.RUNNING, Power.FROZEN) else None, leftovers=("disk",))
 
     async def held(self) -> list[Held]:
         mine = [Held(i, t.order.sandbox_id, t.order.generation, ("process 1",)) for i, t in self.machine.things.items()]
@@ -187,7 +202,7 @@ class MachineDriver:
         thing = self.machine.things.get(placement_id)
         if thing is None:
             return Seen(Power.ABSENT)
-        return Seen(thing.power, address="10.64.0.2" if thing.power is Power.RUNNING else None)
+        return Seen(thing.power, address="10.64.0.2" if thing.power in (Power.RUNNING, Power.FROZEN) else None)
 
     async def probe(self) -> list[Probe]:
         return self.probes

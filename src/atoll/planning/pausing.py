@@ -70,6 +70,8 @@ _STILL: Final[Mapping[State, tuple[Event, Wish]]] = {
     State.SUSPENDED: (Event.SAVED_STILL, Wish.SUSPEND),
     State.STOPPED: (Event.STOPPED_STILL, Wish.STOP),
 }
+_OWN: Final = frozenset({Code.END_REACHED, Code.LEASE_EXPIRED})
+"""Why an agent saves a sandbox without having been told to."""
 _AGAIN: Final[Mapping[Holding, Grant]] = {
     Holding.PAUSED: Grant.THAWED,
     Holding.SAVED: Grant.RESTORED,
@@ -159,7 +161,8 @@ def heard(facts: Facts, placement: Placement, report: Report, ended_by: str | No
     sandbox = facts.sandbox
     if ended_by is None and placement.observed is Observed.STOPPED and sandbox.state in (State.PAUSING, State.PAUSED):
         return _stopped(sandbox, placement)
-    if sandbox.state is State.READY and placement.observed is Observed.SAVED and placement.desired is Kind.ENSURE_RUNNING:
+    by_itself = placement.observed is Observed.SAVED and report.reason in _OWN
+    if by_itself and sandbox.state is State.READY and placement.desired is Kind.ENSURE_RUNNING:
         return _saved_by_itself(sandbox, placement, report)
     if sandbox.state is State.RESUMING and sandbox.rested is not None and placement.desired is Kind.ENSURE_RUNNING:
         return _coming_back(sandbox, placement, report, ended_by, now)

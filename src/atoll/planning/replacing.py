@@ -88,7 +88,9 @@ def next_generation(sandbox: Sandbox, *, now: float, detail: str | None) -> Sand
 def waiting_for_word(sandbox: Sandbox, *, now: float, detail: str | None) -> Sandbox:
     """As `next_generation`, but nothing is placed before somebody says so; its end comes all the same."""
     fresh = next_generation(sandbox, now=now, detail=detail)
-    return replace(fresh, conditions=fresh.conditions | {Condition.REPLACEMENT_BLOCKED}, deadline_at=sandbox.end_at)
+    # One that was at rest has no end; what it had kept is lost, and nobody need wait for a word for ever.
+    end_at = sandbox.end_at if sandbox.end_at is not None else now + sandbox.spec.timeout_s
+    return replace(fresh, conditions=fresh.conditions | {Condition.REPLACEMENT_BLOCKED}, deadline_at=end_at)
 
 
 def after_loss(sandbox: Sandbox, *, ended: str | None, fenced: bool, detail: str | None, now: float) -> Sandbox | None:

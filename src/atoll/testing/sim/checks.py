@@ -175,7 +175,7 @@ def machines_agree(ledger: Ledger, things: Mapping[str, SimMachine]) -> None:
     running: dict[str, str] = {}
     for host, machine in things.items():
         for placement_id, thing in machine.placements.items():
-            if thing.power is not Power.RUNNING:
+            if thing.power not in (Power.RUNNING, Power.FROZEN):
                 continue
             sandbox_id = thing.order.sandbox_id
             if placement_id in ledger.certified:
@@ -190,13 +190,21 @@ def machines_agree(ledger: Ledger, things: Mapping[str, SimMachine]) -> None:
 
 def started(ledger: Ledger, things: SimMachine) -> None:
     """What runs on a machine is of its sandbox's present generation, and nobody has counted it as gone. *Errors*: Violated."""
-    for placement_id in things.running():
+    for placement_id in things.living():
         order = things.placements[placement_id].order
         row, placement = ledger.sandboxes.get(order.sandbox_id), ledger.placements.get(placement_id)
         if row is not None and order.generation < row["generation"] and placement_id not in ledger.certified:
             raise Violated(f"{placement_id} runs for generation {order.generation} of {order.sandbox_id}, which is at {row['generation']}")
         if placement is not None and placement["holding"] == Holding.NONE:
             raise Violated(f"{placement_id} runs and holds nothing")
+
+
+def rests(ledger: Ledger, things: SimMachine) -> None:
+    """What has given its CPU back does not run. *Errors*: Violated."""
+    for placement_id in things.running():
+        placement = ledger.placements.get(placement_id)
+        if placement is not None and placement["holding"] in (Holding.PAUSED, Holding.SAVED, Holding.STOPPED):
+            raise Violated(f"{placement_id} runs and holds what it does {placement['holding']}")
 
 
 def believed(change: Change, things: SimMachine, *, fenced: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,10 @@ class Clients:
                     await self._authorize(one)
             case Wish.EXTEND:
                 await self._extend(promise, step.timeout_s)
+            case Wish.PAUSE:
+                await self._pause(promise)
+            case Wish.RESUME:
+                await self._resume(promise, step.timeout_s)
             case _:
                 await self.release(promise)
 
@@ -171,6 +176,35 @@ class Clients:
         promise.latest = max(promise.latest, self.true_s() + timeout_s)
         promise.moved_at = self.true_s()
         self.note(f"extend {promise.request_id} to {timeout_s} s")
+
+    async def _pause(self, promise: Promise) -> None:
+        """Nothing ends that is paused; whether it is may be known to nobody but its host."""
+        if promise.sandbox_id is None:
+            return
+        sandbox_id = promise.sandbox_id
+        promise.latest = math.inf
+        try:
+            sandbox: Sandbox = await self.ask(lambda service, caller: service.pause(caller, sandbox_id))
+        except AtollError as error:
+            self.note(f"pause {promise.request_id}: {error.code}")
+            return
+        self.note(f"pause {promise.request_id}: {sandbox.id} is {sandbox.state}")
+
+    async def _resume(self, promise: Promise, timeout_s: int) -> None:
+        if promise.sandbox_id is None:
+            return
+        sandbox_id, begun = promise.sandbox_id, self.true_s()
+        # Whatever is answered: it may have been resumed, and lives from then.
+        promise.earliest = min(promise.earliest, begun + timeout_s)
+        promise.moved_at = begun
+        try:
+            sandbox, rested = await self.ask(lambda service, caller: service.resume(caller, sandbox_id, timeout_s=float(timeout_s)))
+        except AtollError as error:
+            self.note(f"resume {promise.request_id}: {error.code}")
+            return
+        if rested:
+            promise.latest, promise.moved_at = self.true_s() + timeout_s, self.true_s()
+        self.note(f"resume {promise.request_id}: {sandbox.id} is {sandbox.state}{', from rest' if rested else ''}")
 
     async def _authorize(self, promise: Promise) -> None:
         """Say that what the lost guest was given is revoked, where that is waited for."""

@@ -169,7 +169,7 @@ class Fate:
 
     async def _switch_off(self, host: Host) -> None:
         host.off = True
-        for placement_id in host.things.running():
+        for placement_id in host.things.living():
             self._world.history.ended.add(placement_id)
             host.things.end(placement_id, "power loss")
         if host.process is not None:

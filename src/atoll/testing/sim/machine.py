@@ -28,7 +28,12 @@ from atoll.drivers.port import Capabilities, Mark, Power
 from atoll.testing.sim.process import Process
 from atoll.wire.guest import Hello, Init
 
-_DELAY_S: Final = {"prepare": 0.05, "start": 0.1, "stop": 0.02, "remove": 0.05, "inspect": 0.005}
+_DELAY_S: Final = {"prepare": 0.05, "start": 0.1, "stop": 0.02, "remove": 0.05, "inspect": 0.005, "pause": 0.01, "resume": 0.01}
+_CODES: Final = {
+    **dict.fromkeys(("stop", "remove", "inspect"), Code.CLEANUP_FAILED),
+    "pause": Code.PAUSE_FAILED,
+    "resume": Code.RESUME_FAILED,
+}
 _MEET_S: Final = 0.05
 
 
@@ -52,6 +57,10 @@ class SimMachine(FakeMachine):
         placement.power, placement.reason = Power.STOPPED, reason
         self.initialised.pop(placement_id, None)
 
+    def living(self) -> list[str]:
+        """Placements whose guest is there, running or frozen."""
+        return [name for name, placement in self.placements.items() if placement.power in (Power.RUNNING, Power.FROZEN)]
+
     def running(self) -> list[str]:
         """Placements whose guest runs."""
         return [name for name, placement in self.placements.items() if placement.power is Power.RUNNING]
@@ -69,7 +78,13 @@ class SimDriver(FakeDriver):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            name="sim", isolation=Isolation.GVISOR, arch="x86_64", real_kernel_limits=False, network_slots=False, stop_keeps_disk=True
+            name="sim",
+            isolation=Isolation.GVISOR,
+            arch="x86_64",
+            real_kernel_limits=False,
+            network_slots=False,
+            stop_keeps_disk=True,
+            pauses=True,
         )
 
     async def _before(self, verb: str) -> None:
@@ -84,7 +99,7 @@ class SimDriver(FakeDriver):
             raise self._fault(verb)
 
     def _after(self, verb: str) -> None:
-        for placement_id in [name for name in self._sim.initialised if name not in self._sim.running()]:
+        for placement_id in [name for name in self._sim.initialised if name not in self._sim.living()]:
             del self._sim.initialised[placement_id]
         self._sim.looked(verb)
         if self._sim.failing.get(verb) == "after":
@@ -92,7 +107,7 @@ class SimDriver(FakeDriver):
             raise self._fault(verb)
 
     def _fault(self, verb: str) -> Exception:
-        code = Code.CLEANUP_FAILED if verb in ("stop", "remove", "inspect") else Code.START_FAILED
+        code = _CODES.get(verb, Code.START_FAILED)
         faults: list[AtollError | OSError] = [
             Refused(code, f"a simulated fault of {verb}"),
             Unavailable(code, f"a simulated fault of {verb}"),

@@ -73,7 +73,7 @@ REPLICAS: Final = frozenset({Kind.STORE_LATE, Kind.HINTS_LOST})
 STEPS_MAX: Final = 200
 SLOW_S_MAX: Final = 8.0
 STEP_S_MAX: Final = 7200.0
-VERBS: Final = ("prepare", "start", "stop", "remove", "inspect", "adopt", "held", "probe")
+VERBS: Final = ("prepare", "start", "stop", "remove", "inspect", "adopt", "held", "probe", "pause", "resume")
 
 
 class Wish(StrEnum):
@@ -84,6 +84,8 @@ class Wish(StrEnum):
     EXTEND = "extend"
     REPEAT = "repeat"
     """The same create once more."""
+    PAUSE = "pause"
+    RESUME = "resume"
     AUTHORIZE = "authorize"
     """Whatever of its sandboxes waits for a word before it is replaced gets that word."""
 
@@ -239,7 +241,10 @@ def _fault(dice: random.Random, kind: Kind, fate_s: float) -> Fault:
     return Fault(at_s, kind, target=dice.randrange(12), for_s=for_s, share=share, word=word)
 
 
+_REST: Final = (Wish.PAUSE, Wish.RESUME, Wish.RESUME)
+
+
 def _step(dice: random.Random, client: int, fate_s: float) -> Step:
-    wish = dice.choice((Wish.CREATE, Wish.CREATE, Wish.CREATE, Wish.RELEASE, Wish.EXTEND, Wish.REPEAT, Wish.AUTHORIZE))
-    timeout_s = dice.choice((20, 60, 120, 300, 1000)) if wish in (Wish.CREATE, Wish.EXTEND) else 0
+    wish = dice.choice((Wish.CREATE, Wish.CREATE, Wish.CREATE, Wish.RELEASE, Wish.EXTEND, Wish.REPEAT, Wish.AUTHORIZE, *_REST))
+    timeout_s = dice.choice((20, 60, 120, 300, 1000)) if wish in (Wish.CREATE, Wish.EXTEND, Wish.RESUME) else 0
     return Step(round(dice.uniform(0.0, fate_s), 3), client, wish, timeout_s=timeout_s, pick=round(dice.random(), 3))

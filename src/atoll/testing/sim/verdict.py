@@ -17,6 +17,7 @@ from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.domain.placement import Holding
 from atoll.domain.sandbox import TERMINAL
+from atoll.drivers.port import Power
 from atoll.testing.sim import checks
 from atoll.testing.sim.checks import Violated
 from atoll.testing.sim.clients import CANARY, Promise
@@ -139,6 +140,8 @@ def looked(world: World, host: Host) -> None:
         checks.machines_agree(world.ledger, _answerable(world))
         if host.name in _answerable(world):
             checks.started(world.ledger, host.things)
+            if not world.history.taken_back and host.identity.host_id not in world.history.fenced:
+                checks.rests(world.ledger, host.things)
 
 
 def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None:
@@ -325,17 +328,27 @@ def _lost_to_a_restore(world: World) -> str | None:
     return next((f"{name} ran when the store was taken back, and is on no record" for name in missed), None)
 
 
+def _restless(world: World, sandbox_id: str, row: Row) -> str | None:
+    """What of a sandbox is not as it should be."""
+    state, held = row["state"], world.ledger.held_by(sandbox_id)
+    if state in TERMINAL:
+        return f"{sandbox_id} is {state} and still holds {held}" if held else None
+    if state not in ("ready", "paused", "stopped"):
+        return f"{sandbox_id} is still {state}"
+    host = world.host_of(row["host_id"])
+    thing = host.things.placements.get(row["placement_id"]) if host is not None else None
+    if state == "ready" and (host is None or row["placement_id"] not in host.things.initialised):
+        return f"{sandbox_id} is ready and no guest of it runs"
+    if state == "paused" and (thing is None or thing.power is not Power.FROZEN):
+        return f"{sandbox_id} is paused and no guest of it is frozen"
+    return None
+
+
 def _not_at_rest(world: World) -> str | None:
     ledger = world.ledger
     for sandbox_id, row in ledger.sandboxes.items():
-        if row["state"] not in ("ready", *TERMINAL):
-            return f"{sandbox_id} is still {row['state']}"
-        if row["state"] == "ready":
-            host = world.host_of(row["host_id"])
-            if host is None or row["placement_id"] not in host.things.initialised:
-                return f"{sandbox_id} is ready and no guest of it runs"
-        if row["state"] in TERMINAL and ledger.held_by(sandbox_id):
-            return f"{sandbox_id} is {row['state']} and still holds {ledger.held_by(sandbox_id)}"
+        if (restless := _restless(world, sandbox_id, row)) is not None:
+            return restless
     for host in world.hosts:
         if host.clock.boot() - host.line.answered_at > POLLED_S:
             return f"{host.name} does not poll"

@@ -150,6 +150,27 @@ async def test_end(api, checked) -> None:
     assert (await checked("POST", path, f"{ONE}/end", json={"timeoutSeconds": 0})).json()["state"] == "releasing"
 
 
+async def test_rest_and_back(api, checked) -> None:
+    sandbox_id = (await api.call("POST", "/v1/sandboxes", json={"timeoutSeconds": 100})).json()["id"]
+    path = f"/v1/sandboxes/{sandbox_id}"
+    for _ in range(2):
+        paused = (await checked("POST", f"{path}/pause", f"{ONE}/pause")).json()
+        assert (paused["state"], paused["endAt"]) == ("paused", None)
+    assert (await checked("POST", f"{path}/suspend", f"{ONE}/suspend", json={})).status_code == 409
+    assert (await checked("POST", f"{path}/end", f"{ONE}/end", json={"timeoutSeconds": 5})).status_code == 409
+    for bad in ({"timeoutSeconds": -1}, {"timeoutSeconds": 86401}, {"reboot": "yes"}):
+        assert (await checked("POST", f"{path}/resume", f"{ONE}/resume", json=bad)).status_code == 400
+    back = (await checked("POST", f"{path}/resume", f"{ONE}/resume", json={"timeoutSeconds": 40})).json()
+    assert back["state"] == "ready"
+    assert datetime.fromisoformat(back["endAt"]).timestamp() - api.time.at == 40
+    api.service.unresponsive.add(sandbox_id)
+    refused = await checked("POST", f"{path}/suspend", f"{ONE}/suspend", json={"requireHealthyGuest": True})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "GUEST_UNRESPONSIVE")
+    kept = (await checked("POST", f"{path}/suspend", f"{ONE}/suspend", json={"memory": False})).json()
+    assert (kept["state"], kept["saveMode"]) == ("suspended", "filesystem")
+    assert (await checked("DELETE", path, ONE)).json()["state"] == "releasing"
+
+
 @pytest.mark.parametrize("given", [NOBODY, "abc", "x" * 200, "I" + "0" * 20, "%00", "é", "i" + "0" * 20 + "-abcdefgh"])
 async def test_ids_that_lead_nowhere(api, given) -> None:
     for method, path, body in (

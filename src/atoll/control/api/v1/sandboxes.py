@@ -207,15 +207,17 @@ class Sandboxes:
             sandbox = await self.service.pause(caller, sandbox_id, revision=expected)
         return self._one(200, sandbox)
 
-    async def suspend(self, caller: Who, sandbox_id: SandboxPath, body: models.Suspension, expected: Expected) -> Response:
+    async def suspend(self, caller: Who, sandbox_id: SandboxPath, expected: Expected, body: models.Suspension | None = None) -> Response:
         """Save it, and give its CPU and memory back. `saveMode` says what was saved. It does not end while it is suspended."""
+        body = body or models.Suspension()
         mode = SaveMode.FULL if body.memory else SaveMode.FILES
         with _about(sandbox_id):
             sandbox = await self.service.suspend(caller, sandbox_id, mode=mode, strict=body.require_healthy_guest, revision=expected)
         return self._one(200, sandbox)
 
-    async def resume(self, caller: Who, sandbox_id: SandboxPath, body: models.Resumption, expected: Expected) -> Response:
+    async def resume(self, caller: Who, sandbox_id: SandboxPath, expected: Expected, body: models.Resumption | None = None) -> Response:
         """Let one that is paused or suspended go on. 503 where its host has no room for it: then it stays as it was."""
+        body = body or models.Resumption()
         with _about(sandbox_id):
             sandbox, _ = await self.service.resume(
                 caller, sandbox_id, timeout_s=body.timeout_seconds, reboot=body.reboot, revision=expected
