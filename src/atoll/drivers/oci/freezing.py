@@ -1,7 +1,7 @@
 """Freezing guests by their control groups: one write, read back from the machine, whatever the runtime. Blocking.
 
 Not by the runtime's own `pause`: gVisor's counts how often it was asked, in the sentry, and says so in a file a moment later, so that a
-program that is killed in between leaves a guest of which nobody can tell how often it must be resumed (docs/adr/0023).
+program that is killed in between leaves a guest of which nobody can tell how often it must be resumed (docs/adr/0025).
 """
 
 from __future__ import annotations
