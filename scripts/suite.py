@@ -55,7 +55,7 @@ CHECK: Final = (
 )
 REST: Final = (
     Suite("go", lambda _: golang.all_checks()),
-    _tests("store", "tests/store", workers="auto"),
+    _tests("store", "tests/store", "tests/objects", workers="auto"),
     _tests("agent", "tests/agent", workers="auto", again=True),
     _tests("sim", "tests/sim", workers="auto", again=True),
     # Real runtimes: one at a time, or they would measure each other.

@@ -24,6 +24,7 @@ GO: Final = BUILD / "tools" / "go"
 GO_MIN: Final = (1, 26, 3)
 PROGRAMS: Final = ("atoll-guest", "atoll-io")
 VERSION: Final = "atoll.local/native/internal/version.Version"
+S3SERVER: Final = "github.com/versity/versitygw/cmd/versitygw"
 RUNSC: Final = "gvisor.dev/gvisor/runsc"
 # Whatever the machine's own settings are: the toolchain that was chosen, no C, the locked modules, no version control questions.
 ENVIRONMENT: Final = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off"}
@@ -114,7 +115,7 @@ def ensure_clients(reporter: Reporter) -> str:
 def _is_source(path: Path) -> bool:
     parts = path.relative_to(NATIVE).parts
     return (
-        parts[0] not in {"runsc", "registry", "clients"}
+        parts[0] not in {"runsc", "registry", "clients", "s3server"}
         and "testdata" not in parts
         and not path.name.endswith("_test.go")
         and not path.name.startswith(".")
@@ -135,6 +136,19 @@ def ensure_runsc(reporter: Reporter) -> str:
         _build(reporter, "runsc", package=RUNSC, module=module, flags=[f"-X {RUNSC}/version.version={pinned.group(1)}"])
     stamps.write(stamp, digest)
     return f"built runsc {pinned.group(1)}"
+
+
+def ensure_s3server(reporter: Reporter) -> str:
+    """Have build/tools/versitygw of the pinned version: a server that speaks S3, for tests of buckets."""
+    module = NATIVE / "s3server"
+    digest = stamps.digest_of_files(module, [module / "go.mod", module / "go.sum"], extra=_text(_go_version(GO)))
+    stamp = BUILD / "stamps" / "s3server"
+    if stamps.is_current(stamp, digest, BUILD / "tools" / "versitygw"):
+        return "have versitygw"
+    with COMPILER:
+        _build(reporter, "versitygw", package=S3SERVER, module=module, flags=[], into=BUILD / "tools")
+    stamps.write(stamp, digest)
+    return "built versitygw"
 
 
 def _build(reporter: Reporter, name: str, *, package: str, module: Path, flags: Sequence[str], into: Path = BIN) -> None:

@@ -37,6 +37,7 @@ def steps_for(purpose: str) -> tuple[Step, ...]:
         return common
     return (
         *common,
+        Step("s3server", "S3 server for tests", native.ensure_s3server, after=("go",)),
         Step("sdk", "old Python SDK", environments.ensure_old_sdk, after=("python",)),
         Step("clients", "registry clients", native.ensure_clients, after=("go",)),
         Step("node", "Node and the JavaScript SDK", environments.ensure_node, after=("sdk",)),

@@ -81,13 +81,16 @@ class Shop:
         if "broken" in result.command[-1]:
             raise Refused(Code.START_COMMAND_FAILED, "the start command ended with status 1")
 
-    def extend(self, image: str, layer: Layer) -> str:
+    async def extend(self, image: str, layer: Layer) -> str:
         made = f"sha256:{hashlib.sha256((image + layer.digest).encode()).hexdigest()}"
         self.images.add(made)
         return made
 
-    def has(self, image: str) -> bool:
+    async def has(self, image: str) -> bool:
         return image in self.images
+
+    async def bring(self, archive: Path) -> bool:
+        return archive.is_file()
 
     def keeping(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()

@@ -30,6 +30,7 @@ from atoll.domain.command import Kind
 from atoll.domain.deployment import DEFAULT_CLASSES, Deployment, WorkloadClass
 from atoll.domain.placement import Observed
 from atoll.domain.tenancy import key_digest
+from atoll.images import signing
 from atoll.store import facts, hosts
 from atoll.wire import agent as wire
 from tests.builders import IMAGE
@@ -98,6 +99,9 @@ class World:
         pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         (secrets / "guest-ed25519").write_bytes(pem)
         (secrets / "edge.token").write_text(EDGE_TOKEN)
+        key = signing.new_key()
+        (secrets / signing.KEY_FILE).write_bytes(key)
+        (secrets / signing.CHAIN_FILE).write_bytes(signing.first_chain(key))
         manifest = self.path / "artifacts" / "base" / "current"
         manifest.mkdir(parents=True)
         (manifest / "manifest.json").write_text(json.dumps({"name": "base", "digest": IMAGE}))

@@ -18,7 +18,9 @@ from atoll.control.service import Caller
 from atoll.domain.importing import ImportRequest, State
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Role, Team
+from atoll.images.artifacts import Folder
 from atoll.images.carrier import Carrier
+from atoll.images.library import Library
 from atoll.store import imports as stored
 from atoll.store import tenancy
 from atoll.store.engine import Store
@@ -44,7 +46,8 @@ def imports(store: Store, tmp_path: Path, *, answer: dict[str, Any] | None = Non
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\ncat > /dev/null\n" + (script or f"echo '{json.dumps(answer)}'") + "\n")
     program.chmod(0o755)
-    return Imports(store=store, clock=Hand(), dice=os.urandom, carrier=Carrier(program, tmp_path / "blobs"), uploads=tmp_path / "uploads")  # type: ignore[arg-type]
+    carrier, library = Carrier(program, tmp_path / "blobs"), Library(tmp_path, Folder(tmp_path), lambda: NOW)
+    return Imports(store=store, clock=Hand(), dice=os.urandom, carrier=carrier, uploads=tmp_path / "uploads", library=library)  # type: ignore[arg-type]
 
 
 def caller(team: Team, role: Role = Role.MEMBER) -> Caller:

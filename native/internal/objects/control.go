@@ -29,10 +29,12 @@ type ControlSettings struct {
 	Authority string `json:"authority,omitempty"`
 }
 
-// Control reads blobs from control, as a host.
+// Control reads blobs from control, as a host; what control keeps in a bucket, from there, by a link that is good for a while.
 type Control struct {
 	client   *http.Client
 	settings ControlSettings
+	// elsewhere is for links: it knows neither control's authority nor the host's credential.
+	elsewhere *http.Client
 	// quiet is how long nothing may come.
 	quiet time.Duration
 }
@@ -64,7 +66,12 @@ func OpenControl(settings ControlSettings) (*Control, error) {
 	}
 	// The credential is for control alone: wherever an answer leads to, it does not go there.
 	never := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Control{&http.Client{Transport: carrier, CheckRedirect: never}, settings, quietMax}, nil
+	return &Control{
+		client:    &http.Client{Transport: carrier, CheckRedirect: never},
+		settings:  settings,
+		elsewhere: &http.Client{Transport: transport(), CheckRedirect: never},
+		quiet:     quietMax,
+	}, nil
 }
 
 func transport() *http.Transport {
@@ -137,16 +144,14 @@ func (c *Control) answer(ctx context.Context, address string, name Name, offset,
 		return nil, err
 	}
 	request.Header.Set("Authorization", "Bearer "+c.settings.Credential)
-	if offset > 0 || length >= 0 {
-		last := ""
-		if length >= 0 {
-			last = strconv.FormatInt(offset+length-1, 10)
-		}
-		request.Header.Set("Range", fmt.Sprintf("bytes=%d-%s", offset, last))
-	}
+	setRange(request, offset, length)
 	response, err := c.client.Do(request)
 	if err != nil {
 		return nil, err
+	}
+	if response.StatusCode == http.StatusTemporaryRedirect {
+		response.Body.Close()
+		return c.follow(ctx, response, offset, length)
 	}
 	switch {
 	case response.StatusCode == http.StatusPartialContent, response.StatusCode == http.StatusOK && offset == 0:
@@ -160,4 +165,47 @@ func (c *Control) answer(ctx context.Context, address string, name Name, offset,
 	}
 	response.Body.Close()
 	return nil, err
+}
+
+// follow reads an object where control says that it is. Links are secrets for as long as they are good, so no error names one; one that is
+// not good any more is a failure like any other: whoever goes on asks control again.
+func (c *Control) follow(ctx context.Context, answer *http.Response, offset, length int64) (io.ReadCloser, error) {
+	link, err := url.Parse(answer.Header.Get("Location"))
+	if err != nil || link.Host == "" || (link.Scheme != "https" && link.Scheme != "http") || link.User != nil {
+		return nil, errors.New("control names a place that is none")
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, link.String(), nil)
+	if err != nil {
+		return nil, errors.New("control names a place that is none")
+	}
+	setRange(request, offset, length)
+	response, err := c.elsewhere.Do(request)
+	if err != nil {
+		var of *url.Error
+		if errors.As(err, &of) {
+			err = of.Err
+		}
+		return nil, fmt.Errorf("the store at %s: %w", link.Host, err)
+	}
+	switch {
+	case response.StatusCode == http.StatusPartialContent, response.StatusCode == http.StatusOK && offset == 0:
+		return response.Body, nil
+	case response.StatusCode == http.StatusNotFound:
+		err = ErrMissing
+	default:
+		err = fmt.Errorf("the store at %s answered %d", link.Host, response.StatusCode)
+	}
+	response.Body.Close()
+	return nil, err
+}
+
+func setRange(request *http.Request, offset, length int64) {
+	if offset <= 0 && length < 0 {
+		return
+	}
+	last := ""
+	if length >= 0 {
+		last = strconv.FormatInt(offset+length-1, 10)
+	}
+	request.Header.Set("Range", fmt.Sprintf("bytes=%d-%s", offset, last))
 }

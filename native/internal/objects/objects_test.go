@@ -86,8 +86,8 @@ func TestAConnectionOnWhichNothingComesIsGivenUp(t *testing.T) {
 
 func TestControlIsAskedReplicaAfterReplicaAndItsCredentialGoesNowhereElse(t *testing.T) {
 	name := Blob(digestOf("content"))
-	elsewhere := 0
-	thief := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere++ }))
+	shown := ""
+	thief := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { shown += r.Header.Get("Authorization") }))
 	defer thief.Close()
 	leading := httptest.NewServer(http.RedirectHandler(thief.URL, http.StatusTemporaryRedirect))
 	defer leading.Close()
@@ -108,7 +108,7 @@ func TestControlIsAskedReplicaAfterReplicaAndItsCredentialGoesNowhereElse(t *tes
 		t.Fatal(err)
 	}
 	defer body.Close()
-	if read, _ := io.ReadAll(body); string(read) != "tent" || elsewhere != 0 {
+	if read, _ := io.ReadAll(body); string(read) != "tent" || shown != "" {
 		t.Fatalf("read %q", read)
 	}
 	if _, err := OpenControl(ControlSettings{URLs: []string{"http://10.0.0.1:3443"}}); err == nil {

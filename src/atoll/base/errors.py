@@ -124,6 +124,8 @@ class Code(StrEnum):
     START_COMMAND_FAILED = "START_COMMAND_FAILED"
     IMAGE_UNTRUSTED = "IMAGE_UNTRUSTED"
     ARTIFACT_NOT_FOUND = "ARTIFACT_NOT_FOUND"
+    ARTIFACTS_UNAVAILABLE = "ARTIFACTS_UNAVAILABLE"
+    ARTIFACTS_DENIED = "ARTIFACTS_DENIED"
 
 
 HINTS: Final[Mapping[Code, str]] = {
@@ -228,6 +230,8 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.START_COMMAND_FAILED: "The template's start command ended or never got ready; `atoll sandbox logs` shows what it wrote.",
     Code.IMAGE_UNTRUSTED: "No key that the host trusts has signed this image; compare `atoll image key show` on control with the host's.",
     Code.ARTIFACT_NOT_FOUND: "The artifact store does not have it any more; build or import the template again.",
+    Code.ARTIFACTS_UNAVAILABLE: "The artifact store did not answer; look at [artifacts] in control.toml and at the store.",
+    Code.ARTIFACTS_DENIED: "The artifact store refuses the credentials; mend [artifacts] in control.toml.",
 }
 
 

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -66,6 +66,7 @@ from atoll.control.whys import Whys
 from atoll.domain.deployment import Deployment
 from atoll.images.artifacts import Artifacts, Folder
 from atoll.images.carrier import Carrier
+from atoll.images.library import Library
 from atoll.store import backup, restoring, schema, tenancy, timeline
 from atoll.store import sandboxes as stored
 from atoll.store.engine import Observable, SqliteStore, Store
@@ -76,6 +77,9 @@ from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 from atoll.telemetry.otlp import Export
 from atoll.wire.registry import signing_key
+
+if TYPE_CHECKING:
+    from atoll.images.bucket import BucketSettings
 
 LOG = get_logger()
 
@@ -101,6 +105,8 @@ class ControlSettings:
     """Where blobs of imported images and uploads are kept; None: nothing is imported."""
     image_program: Path | None = None
     """`atoll-io`."""
+    bucket: BucketSettings | None = None
+    """Where images and uploads are kept besides; None: in `images` alone."""
     registries: Mapping[str, Any] = field(default_factory=dict)
     """Mirrors, and who is spoken to in clear, as `atoll-io image pull` is told."""
     inside: Connect | None = None
@@ -155,7 +161,7 @@ class Control:
         self._store = store
         self._following: Following | None = None
         self._replicas: Replicas | None = None
-        self.artifacts: Artifacts | None = None if settings.images is None else Folder(settings.images)
+        self.artifacts: Artifacts | None = _artifacts(settings)
 
     async def start(self) -> None:
         """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*; Bug when it is another install's."""
@@ -310,7 +316,7 @@ class Control:
         self._own_registry = _own_registry(
             self.settings, clock=self._clock, dice=self._dice, public=lambda: self.configuration.current.public_repositories
         )
-        self.imports = _imports(self.settings, self._own_registry, store=store, clock=self._clock, dice=self._dice)
+        self.imports = _imports(self.settings, self._own_registry, self.artifacts, store=store, clock=self._clock, dice=self._dice)
         hosts = Hosts(
             store=store,
             clock=self._clock,
@@ -336,7 +342,9 @@ class Control:
             manifests=self.manifests,
         )
         self.builds = self._builds(store, orders=orders, templates=templates, sandboxes=sandboxes)
-        self.uploads = uploads.Uploads(tokens, self._clock, self.builds.archive, request_id=lambda: self._dice(8).hex())
+        self.uploads = uploads.Uploads(
+            tokens, self._clock, self.builds.archive, request_id=lambda: self._dice(8).hex(), library=self.imports.library
+        )
         whys = Whys(
             store=store,
             clock=self._clock,
@@ -416,7 +424,7 @@ class Control:
                     *self.hot,
                     (uploads.PREFIX, self.uploads),
                     (registry.PREFIX, self._registry_tokens()),
-                    (archives.PREFIX, archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex())),
+                    (archives.PREFIX, self._archives()),
                 ],
             )
         stagger_s = 0.0 if self._following is None else _STAGGER_S_MAX * self._dice(1)[0] / 255
@@ -438,6 +446,9 @@ class Control:
         kept = retention.Kept(settings.records_kept_s, settings.audit_kept_s, settings.alerts_kept_s, settings.events_kept_s)
         self._spawn(retention.run(reconciler.store, self._clock, kept))
         self._started = True
+
+    def _archives(self) -> archives.Archives:
+        return archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex(), library=self.imports.library)
 
     def _well_known(self) -> WellKnown:
         settings = self.settings
@@ -518,12 +529,27 @@ def _store(settings: ControlSettings, dice: Dice) -> Store:
     return PostgresStore(named.read_text().strip(), dice=dice)
 
 
-def _imports(settings: ControlSettings, own: OwnRegistry, *, store: Store, clock: Clock, dice: Dice) -> Imports:
-    carrier = None
-    if settings.images is not None and settings.image_program is not None:
-        carrier = Carrier(settings.image_program, settings.images, settings.registries)
+def _artifacts(settings: ControlSettings) -> Artifacts | None:
+    if settings.images is None:
+        return None
+    if settings.bucket is None:
+        return Folder(settings.images)
+    # An instance without a bucket does without its library.
+    from atoll.images.bucket import Bucket
+
+    return Bucket(settings.bucket)
+
+
+def _imports(
+    settings: ControlSettings, own: OwnRegistry, artifacts: Artifacts | None, *, store: Store, clock: Clock, dice: Dice
+) -> Imports:
+    carrier = library = None
+    if settings.images is not None and artifacts is not None:
+        library = Library(settings.images, artifacts, clock.now)
+        if settings.image_program is not None:
+            carrier = Carrier(settings.image_program, settings.images, settings.registries)
     uploads = (settings.images or settings.secrets) / "uploads"
-    return Imports(store=store, clock=clock, dice=dice, carrier=carrier, uploads=uploads, own=own)
+    return Imports(store=store, clock=clock, dice=dice, carrier=carrier, uploads=uploads, own=own, library=library)
 
 
 def _own_registry(settings: ControlSettings, *, clock: Clock, dice: Dice, public: Callable[[], Collection[str]]) -> OwnRegistry:

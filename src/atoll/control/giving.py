@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import Code, Refused, Unavailable
 from atoll.control import asgi
 from atoll.control.asgi import Scope, Send
 from atoll.control.manifests import Manifests
@@ -40,15 +40,25 @@ class Giving:
     async def blob(self, digest: str, scope: Scope, send: Send) -> None:
         """Answer a blob, or where it is. *Errors*: as `give`; those of Artifacts."""
         if self.artifacts.local is None:
-            key = key_of(BLOBS, digest)
-            if await self.artifacts.head(key) is not None:
-                link = await self.artifacts.link(key, lasts_s=LINK_S)
-                if link is not None:
-                    # No answer may be kept by anybody in between: the link is a secret for as long as it is good.
-                    headers = ((b"location", link.encode()), (b"cache-control", b"no-store"))
-                    await asgi.answer(send, 307, b"{}", headers=headers)
-                    return
+            link = await self._link(digest)
+            if link is not None:
+                # No answer may be kept by anybody in between: the link is a secret for as long as it is good.
+                headers = ((b"location", link.encode()), (b"cache-control", b"no-store"))
+                await asgi.answer(send, 307, b"{}", headers=headers)
+                return
         await give(self.local, digest, scope, send)
+
+    async def _link(self, digest: str) -> str | None:
+        """Where the blob is; None where the store has it not, or is away and this machine has it."""
+        key = key_of(BLOBS, digest)
+        try:
+            if await self.artifacts.head(key) is None:
+                return None
+        except Unavailable:
+            if not (self.local / key).is_file():
+                raise
+            return None
+        return await self.artifacts.link(key, lasts_s=LINK_S)
 
     async def manifest(self, digest: str, send: Send) -> None:
         """Answer a signed manifest. *Errors*: Refused INVALID_REQUEST, IMAGE_UNAVAILABLE; those of Artifacts."""

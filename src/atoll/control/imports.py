@@ -30,8 +30,8 @@ from atoll.domain.machine import step
 from atoll.domain.operations import Act, Action
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Role
-from atoll.images import blobs
 from atoll.images.carrier import Carrier
+from atoll.images.library import Collected, Library
 from atoll.store import builds, operations, tenancy
 from atoll.store import imports as stored
 from atoll.store.engine import Store
@@ -61,11 +61,14 @@ class Imports:
     dice: Dice
     carrier: Carrier | None
     uploads: Path
+    library: Library | None = None
+    """With the carrier: where its images are kept."""
     own: OwnRegistry | None = None
     logs: dict[str, list[str]] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     holders: int = 0
     """Builds under way: they count on blobs that nothing on record names yet."""
+    collecting: asyncio.Lock = field(default_factory=asyncio.Lock)
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SIDE_BY_SIDE))
 
     async def open(self) -> None:
@@ -93,7 +96,7 @@ class Imports:
             raise Refused(Code.FORBIDDEN, "only an operator may make a template everybody's")
         if len(self.tasks) >= RUNNING_MAX:
             raise Refused(Code.RATE_LIMITED, f"{RUNNING_MAX} imports are under way")
-        source = self._source(caller, request.source)
+        source = await self._source(caller, request.source)
         one = Import(
             id=new_id(Prefix.IMPORT, self.dice),
             team_id=caller.team.id,
@@ -118,7 +121,7 @@ class Imports:
         act = Act(caller.actor(), Action.TEMPLATE_IMPORT, one.id, data={"name": one.name, "source": one.source})
         operations.audit(conn, act, at=one.created_at)
 
-    def _source(self, caller: Caller, text: str) -> str:
+    async def _source(self, caller: Caller, text: str) -> str:
         """What the program is told. Only registries and the team's own uploads: no path comes from a client."""
         if text.startswith("registry:") and len(text) > len("registry:"):
             return text
@@ -126,7 +129,7 @@ class Imports:
         if match is None:
             raise Refused(Code.INVALID_REQUEST, "the source is registry:REFERENCE or archive:sha256:DIGEST[:TAG] of an uploaded archive")
         path = self.uploads / caller.team.id / f"{match['hex']}.tar"
-        if not path.is_file():
+        if self.library is None or not await self.library.bring_upload(path):
             raise Refused(Code.INVALID_REQUEST, f"the team has uploaded no archive sha256:{match['hex']}")
         return f"archive:{path}{match['tag'] or ''}"
 
@@ -165,18 +168,29 @@ class Imports:
         """While this is open no blob is removed."""
         self.holders += 1
         try:
+            # What is being removed is gone before anybody counts on it.
+            async with self.collecting:
+                pass
             yield
         finally:
             self.holders -= 1
 
-    async def collect(self) -> None:
-        """Remove the blobs that no template and no living sandbox needs, when nothing is being pulled."""
-        if self.carrier is None:
-            return
-        wanted = await self.store.read(lambda conn: stored.images_wanted(conn) | builds.images_wanted(conn))
-        # No await in between: a pull that begins meanwhile would count on blobs that go.
-        if not self.tasks - {asyncio.current_task()} and not self.holders:
-            blobs.collect(self.carrier.store, wanted)
+    async def collect(self, *, dry_run: bool = False) -> Collected:
+        """Remove the blobs that no template and no living sandbox needs, when nothing is being pulled: whoever begins to waits meanwhile."""
+        if self.library is None or self._busy():
+            return Collected((), 0)
+        async with self.collecting:
+            wanted = await self.store.read(lambda conn: stored.images_wanted(conn) | builds.images_wanted(conn))
+            if self._busy():
+                return Collected((), 0)
+            try:
+                return await self.library.collect(wanted, dry_run=dry_run)
+            except AtollError as error:
+                LOG.warning(names.ARTIFACTS_NOT_COLLECTED, code=error.code, error=error.message)
+                return Collected((), 0)
+
+    def _busy(self) -> bool:
+        return bool(self.holders or self.tasks - {asyncio.current_task()})
 
     async def _run(self, one: Import, request: ImportRequest, source: str, team: str) -> None:
         try:
@@ -193,8 +207,9 @@ class Imports:
             await self.store.write(lambda conn: stored.end(conn, ended))
         self.logs.pop(one.id, None)
         if source.startswith("archive:"):
-            with contextlib.suppress(OSError):
-                self._upload_of(one).unlink()
+            with contextlib.suppress(OSError, AtollError):
+                if self.library is not None:
+                    await self.library.drop_upload(self._upload_of(one))
         await self.collect()
 
     async def login(self, team_id: str, team: str, source: str) -> Mapping[str, str]:
@@ -221,7 +236,11 @@ class Imports:
 
         async with self.room, asyncio.timeout(IMPORT_S):
             log.append(f"pulling {one.source}")
+            async with self.collecting:
+                pass
             record = await self.carrier.pull(source, options=request.credentials or await self.login(one.team_id, team, source), told=told)
+            if self.library is not None:
+                await self.library.publish(str(record["digest"]))
         log.append(f"image {record['digest']}, {len(record['layers'])} layers, {record['bytes']} bytes")
         await self.store.write(lambda conn: self._publish(conn, one, request, record, tuple(log)))
         LOG.info(names.TEMPLATE_REGISTERED, name=one.name, image=record["digest"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import Code, Refused, Unavailable
 
 BLOBS: Final = "blobs/sha256"
 """Layers, configurations and manifests of images, by their digest."""
@@ -142,7 +143,9 @@ class Folder:
                 directory.mkdir(parents=True, exist_ok=True, mode=0o750)
             whole(partial, target, fill)
         except OSError as error:
-            raise Refused(Code.HOST_DISK_FULL, f"an artifact could not be kept: {error.strerror}") from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise Refused(Code.HOST_DISK_FULL, f"an artifact could not be kept: {error.strerror}") from error
+            raise Unavailable(Code.ARTIFACTS_UNAVAILABLE, f"an artifact could not be kept: {error.strerror}") from error
 
     async def get(self, key: str, target: Path) -> None:
         """See Artifacts."""

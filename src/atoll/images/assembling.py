@@ -105,7 +105,11 @@ def _read(store: Path, digest: str) -> dict[str, Any]:
 
 
 def _put(store: Path, document: dict[str, Any]) -> tuple[str, int]:
-    content = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    return keep_document(store, json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
+
+
+def keep_document(store: Path, content: bytes) -> tuple[str, int]:
+    """Have a small blob in the store; its digest and size."""
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     path = _path(store, digest)
     if not path.exists():

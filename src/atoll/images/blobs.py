@@ -4,29 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
-
-
-def collect(store: Path, wanted: Iterable[str]) -> int:
-    """Remove every blob that no wanted image has, and what killed runs left; answers how many bytes went.
-
-    Call it while nothing is being pulled: a pull counts on blobs that it has found. *Idempotency*: a second time finds nothing.
-    """
-    kept: set[str] = set()
-    for digest in wanted:
-        kept |= _blobs_of(store, digest)
-    freed = 0
-    for place, keeps in (("blobs/sha256", kept), ("partial", frozenset[str]())):
-        directory = store / place
-        for path in directory.iterdir() if directory.is_dir() else ():
-            if path.name not in keeps:
-                freed += path.lstat().st_size
-                path.unlink(missing_ok=True)
-    return freed
 
 
 def trim(store: Path, *, size_bytes_max: int) -> int:
@@ -48,7 +29,7 @@ def trim(store: Path, *, size_bytes_max: int) -> int:
     return freed
 
 
-def _blobs_of(store: Path, digest: str) -> set[str]:
+def blobs_of(store: Path, digest: str) -> set[str]:
     """The names of an image's blobs, its manifest's too; empty for an image that is not of this store."""
     match = _DIGEST.fullmatch(digest)
     if match is None:

@@ -23,7 +23,7 @@ from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavail
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.domain.inventory import Inventory, capacity
-from atoll.programs import hosting, subnets
+from atoll.programs import control_config, hosting, subnets
 from atoll.programs.clock import SystemClock
 from atoll.programs.files import read_json
 from atoll.programs.layout import USER, Layout, bin_directory, cache_directory, layout_of
@@ -92,7 +92,7 @@ def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, trust: Trust) ->
 
     pool = slot_pool(mark, subnet=config.subnet or 0)
     binaries = bin_directory()
-    if config.joined:
+    if config.joined or control_config.load(place).artifacts is not None:
         carrier = Carrier(binaries / "atoll-io", place.fetched)
         unpacking = Unpacking(carrier, place.images, objects=lambda: objects(place, config), trust=trust)
     else:

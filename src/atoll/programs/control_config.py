@@ -1,4 +1,5 @@
-"""`control.toml`: what the operator decides about control's process: where hosts of other machines reach it, and how they join; and from where images are pulled.
+"""`control.toml`: what the operator decides about control's process: where hosts of other machines reach it, and how they join; from where images are pulled,
+and where they are kept.
 
 Optional, and never written by `up`: without it control answers on loopback only. `atoll control listen` writes it, or an operator does.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +50,20 @@ NO_REGISTRIES: Final = Registries()
 
 
 @dataclass(frozen=True, slots=True)
+class Artifacts:
+    """Where images and uploads are kept: a bucket of S3, or of what speaks like it."""
+
+    bucket: str
+    region: str = "us-east-1"
+    endpoint: str | None = None
+    prefix: str = ""
+    credentials: Path | None = None
+    """JSON with access_key_id and secret_access_key, for control's user alone; None: the environment of control's process."""
+    path_style: bool = True
+    plain_http: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ControlConfig:
     """The file, or what holds without it."""
 
@@ -58,13 +73,16 @@ class ControlConfig:
     region: str = "local"
     auto_activate: bool = True
     registries: Registries = NO_REGISTRIES
+    artifacts: Artifacts | None = None
+    """None: in control's own folder."""
 
 
 def load(place: Layout) -> ControlConfig:
     """*Errors*: Refused SETUP_FAILED when the file is broken."""
     try:
         raw = tomllib.loads(place.control_config.read_text())
-        return _of(place, raw.get("agents", {}), _registries(raw.get("images", {})))
+        found = _of(place, raw.get("agents", {}), _registries(raw.get("images", {})))
+        return replace(found, artifacts=_artifacts(place, raw.get("artifacts", {})))
     except FileNotFoundError:
         return ControlConfig()
     except (OSError, KeyError, ValueError, TypeError, AttributeError, tomllib.TOMLDecodeError) as error:
@@ -105,6 +123,33 @@ def _registries(raw: Mapping[str, Any]) -> Registries:
         raise ValueError(f"[images] has no {', '.join(sorted(unknown))}")
     return Registries(
         {str(name): str(place) for name, place in raw.get("mirrors", {}).items()}, tuple(str(one) for one in raw.get("plain_http", []))
+    )
+
+
+def _artifacts(place: Layout, raw: Mapping[str, Any]) -> Artifacts | None:
+    unknown = set(raw) - {"kind", "bucket", "region", "endpoint", "prefix", "credentials", "path_style", "plain_http"}
+    if unknown:
+        raise ValueError(f"[artifacts] has no {', '.join(sorted(unknown))}")
+    kind = str(raw.get("kind", "folder"))
+    if kind == "folder":
+        if set(raw) - {"kind"}:
+            raise ValueError('[artifacts] says more than a folder needs: is kind = "s3" meant?')
+        return None
+    if kind != "s3":
+        raise ValueError(f'[artifacts] kind = "{kind}" is none: folder, s3')
+    endpoint = str(raw["endpoint"]).rstrip("/") if raw.get("endpoint") else None
+    plain = bool(raw.get("plain_http", False))
+    if endpoint is not None and not endpoint.startswith("https://") and not (plain and endpoint.startswith("http://")):
+        raise ValueError("[artifacts] endpoint is https://HOST[:PORT]; in clear only with plain_http = true")
+    credentials = raw.get("credentials")
+    return Artifacts(
+        bucket=str(raw["bucket"]),
+        region=str(raw.get("region", "us-east-1")),
+        endpoint=endpoint,
+        prefix=str(raw.get("prefix", "")),
+        credentials=place.home / str(credentials) if credentials else None,
+        path_style=bool(raw.get("path_style", True)),
+        plain_http=plain,
     )
 
 
@@ -151,7 +196,26 @@ def save(place: Layout, config: ControlConfig) -> None:
             "[images.mirrors]",
             *(f"{json.dumps(name)} = {json.dumps(to)}" for name, to in sorted(config.registries.mirrors.items())),
         ]
+    lines += _artifacts_lines(place, config.artifacts)
     write_whole(place.control_config, "\n".join(lines) + "\n", mode=0o644)
+
+
+def _artifacts_lines(place: Layout, kept: Artifacts | None) -> list[str]:
+    if kept is None:
+        return []
+    values: dict[str, str | bool] = {"kind": "s3", "bucket": kept.bucket, "region": kept.region}
+    if kept.endpoint is not None:
+        values["endpoint"] = kept.endpoint
+    if kept.prefix:
+        values["prefix"] = kept.prefix
+    if kept.credentials is not None:
+        values["credentials"] = _shown(place, kept.credentials)
+    values |= {"path_style": kept.path_style, "plain_http": kept.plain_http}
+    return [
+        "# Where images and uploads are kept. Credentials: a file with JSON for control's user, else AWS_ACCESS_KEY_ID and its like.",
+        "[artifacts]",
+        *(f"{name} = {json.dumps(value)}" for name, value in values.items()),
+    ]
 
 
 def _shown(place: Layout, path: Path) -> str:

@@ -74,6 +74,7 @@ MANIFEST_SIGNED: Final = "manifest.signed"
 MANIFEST_REFUSED: Final = "manifest.refused"
 IMAGE_REFUSED: Final = "image.refused"
 IMAGE_KEYS_FOLLOWED: Final = "image.keys_followed"
+ARTIFACTS_NOT_COLLECTED: Final = "artifacts.not_collected"
 BUILD_FAILED: Final = "build.failed"
 BUILD_TAKEN_OVER: Final = "build.taken_over"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import Code, Refused, Unavailable
 from atoll.images.artifacts import BLOBS, Artifacts, Folder, key_of
 
 KEY = "blobs/sha256/" + "a" * 64
@@ -88,9 +88,9 @@ def test_no_digest_that_is_none_makes_a_key(digest: str) -> None:
 async def test_a_write_that_is_cut_off_leaves_what_was_there(store: Folder, tmp_path: Path) -> None:
     await store.write(KEY, b"first")
     fifo = tmp_path / "missing"
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Unavailable) as caught:
         await store.put(KEY, fifo)
-    assert caught.value.code is Code.HOST_DISK_FULL
+    assert caught.value.code is Code.ARTIFACTS_UNAVAILABLE
     assert await store.read(KEY) == b"first"
     assert list((tmp_path / "store" / "partial").iterdir()) == []
 

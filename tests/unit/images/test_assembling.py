@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import Code, Refused
-from atoll.images import assembling, blobs
+from atoll.images import assembling
+from atoll.images.artifacts import Folder
+from atoll.images.library import Library
 
 READY_MADE = "sha256:" + "b" * 64
 LAYER = "sha256:" + "1" * 64
@@ -64,7 +66,7 @@ def test_layers_come_one_after_the_other(tmp_path: Path) -> None:
     assert manifest["annotations"] == {assembling.BASE: READY_MADE, assembling.OUTSIDE: "0"}
 
 
-def test_a_pulled_image_keeps_its_layers_and_settings(tmp_path: Path) -> None:
+async def test_a_pulled_image_keeps_its_layers_and_settings(tmp_path: Path) -> None:
     below = pulled(tmp_path)
     added = put(tmp_path, b"12345")
     image = assembling.extend(tmp_path, assembling.extend(tmp_path, below, layer=added, size=5), layer=added, size=5)
@@ -76,7 +78,8 @@ def test_a_pulled_image_keeps_its_layers_and_settings(tmp_path: Path) -> None:
     assert "history" not in config
     assert config["rootfs"]["diff_ids"] == [one["digest"] for one in manifest["layers"]]
     assert assembling.is_whole(tmp_path, image)
-    assert blobs.collect(tmp_path, [image]) > 0, "the images in between are nobody's"
+    collected = await Library(tmp_path, Folder(tmp_path), lambda: 0.0).collect([image])
+    assert collected.size > 0, "the images in between are nobody's"
     assert assembling.is_whole(tmp_path, image)
 
 

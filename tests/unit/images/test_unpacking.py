@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import Code, Refused, Unavailable
-from atoll.images import blobs
+from atoll.images.artifacts import Folder
 from atoll.images.cache import MOUNT_POINTS, ImageCache, count
 from atoll.images.carrier import Carrier
+from atoll.images.library import Library
 from atoll.images.unpacking import Unpacking, touch
+from tests.builders import NOW
 
 ONE, TWO, THREE = ("sha256:" + letter * 64 for letter in "123")
 
@@ -121,7 +123,7 @@ def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path) -> None:
     assert list((tmp_path / "sha256").iterdir()) == []
 
 
-def test_blobs_that_nothing_needs_go(tmp_path: Path) -> None:
+async def test_blobs_that_nothing_needs_go(tmp_path: Path) -> None:
     place = tmp_path / "blobs" / "sha256"
     place.mkdir(parents=True)
     (tmp_path / "partial").mkdir()
@@ -130,10 +132,13 @@ def test_blobs_that_nothing_needs_go(tmp_path: Path) -> None:
     for name in ("c" * 64, "d" * 64, "e" * 64):
         (place / name).write_text("12345")
     (tmp_path / "partial" / "blob-1").write_text("12345")
-    assert blobs.collect(tmp_path, [ONE, "sha256:not-there"]) == 10
+    library = Library(tmp_path, Folder(tmp_path), lambda: NOW)
+    assert (await library.collect([ONE, "sha256:not-there"])).size == 5
     assert sorted(path.name[0] for path in place.iterdir()) == ["1", "c", "d"]
-    assert blobs.collect(tmp_path, [ONE]) == 0
-    assert blobs.collect(tmp_path / "nowhere", []) == 0
+    assert list((tmp_path / "partial").iterdir()) == [], "what killed runs left"
+    assert (await library.collect([ONE])).keys == ()
+    nowhere = tmp_path / "nowhere"
+    assert (await Library(nowhere, Folder(nowhere), lambda: NOW).collect([])).keys == ()
 
 
 def program(tmp_path: Path, text: str) -> Carrier:

@@ -22,6 +22,7 @@ from atoll.control.api.errors import v1_error
 from atoll.control.api.exchange import json_answer
 from atoll.control.imports import free_bytes
 from atoll.control.service import Service
+from atoll.images.library import Library
 
 PREFIX: Final = "/v1/template-archives"
 BYTES_MAX: Final = 32 << 30
@@ -32,7 +33,9 @@ QUIET_S: Final = 60.0
 class Archives:
     """The application."""
 
-    def __init__(self, service: Service, uploads: Path, *, request_id: Callable[[], str]) -> None:
+    def __init__(self, service: Service, uploads: Path, *, request_id: Callable[[], str], library: Library | None = None) -> None:
+        """`library`: as of `uploads.Uploads`."""
+        self._library = library
         self._service = service
         self._uploads = uploads
         self._request_id = request_id
@@ -65,7 +68,10 @@ class Archives:
                     total.update(part)
                     await asyncio.to_thread(file.write, part)
                 file.flush()
-                path.replace(place / f"{total.hexdigest()}.tar")
+                target = place / f"{total.hexdigest()}.tar"
+                if self._library is not None:
+                    await self._library.keep_upload(path, name=target)
+                path.replace(target)
             except OSError as error:
                 raise Refused(Code.HOST_DISK_FULL, f"the archive could not be kept: {error.strerror}") from error
             finally:

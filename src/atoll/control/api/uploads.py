@@ -24,6 +24,7 @@ from atoll.control.api.errors import v1_error
 from atoll.control.api.exchange import Answer
 from atoll.control.imports import free_bytes
 from atoll.control.tokens import Tokens
+from atoll.images.library import Library
 from atoll.planning.recipes import FILES_HASH
 
 PREFIX: Final = "/template-files/"
@@ -35,7 +36,17 @@ LINK_S: Final = 3600
 class Uploads:
     """The application, and the links that lead to it. `place(team_id, files_hash)` is where an archive is kept."""
 
-    def __init__(self, tokens: Tokens, clock: Clock, place: Callable[[str, str], Path], *, request_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        clock: Clock,
+        place: Callable[[str, str], Path],
+        *,
+        request_id: Callable[[], str],
+        library: Library | None = None,
+    ) -> None:
+        """`library`: where what has come is kept, for other replicas too."""
+        self._library = library
         self._tokens = tokens
         self._clock = clock
         self._place = place
@@ -46,10 +57,13 @@ class Uploads:
         until = int(self._clock.now()) + LINK_S
         return f"{origin}{PREFIX}{team_id}/{files_hash}?until={until}&signature={self._tokens.upload(team_id, files_hash, until)}"
 
-    def present(self, team_id: str, files_hash: str) -> bool:
-        """Whether it was sent before; if so, it is kept as if it were sent now."""
+    async def present(self, team_id: str, files_hash: str) -> bool:
+        """Whether it was sent before; if so, it is kept as if it were sent now. *Errors*: those of the artifact store."""
+        place = self._place(team_id, files_hash)
+        if self._library is not None and not await self._library.bring_upload(place):
+            return False
         try:
-            os.utime(self._place(team_id, files_hash))
+            os.utime(place)
         except OSError:
             return False
         return True
@@ -90,6 +104,9 @@ class Uploads:
                 file.flush()
                 if length is not None and found != int(length):
                     raise Refused(Code.INVALID_REQUEST, f"{found} bytes came, {int(length)} were announced")
+                if self._library is not None:
+                    # Before it has its name: who finds it here may count on it everywhere.
+                    await self._library.keep_upload(path, name=target)
                 path.replace(target)
             except OSError as error:
                 raise Refused(Code.HOST_DISK_FULL, f"the files could not be kept: {error.strerror}") from error

@@ -126,7 +126,7 @@ class Builder:
         lock = self.making.setdefault((build.team_id, key), asyncio.Lock())
         async with lock:
             known = None if fresh else await self.store.read(lambda conn: stored.step(conn, build.team_id, key))
-            if known is not None and self.workshop.has(known):
+            if known is not None and await self.workshop.has(known):
                 journal.say(f"CACHED {name}")
             else:
                 journal.say(name)
@@ -141,11 +141,14 @@ class Builder:
                 case Run():
                     await _run(bench, action, context, journal)
                 case Copy():
-                    await _copy(bench, action, self.archive(build.team_id, action.files_hash), journal)
+                    archive = self.archive(build.team_id, action.files_hash)
+                    if not await self.workshop.bring(archive):
+                        raise StepFailed(f"the files of COPY {action.source} were not uploaded ({action.files_hash})")
+                    await _copy(bench, action, archive, journal)
                 case MakeDirectory():
                     await _script(bench, scripts.MAKE_DIRECTORY, [action.path, action.owner], f"the directory {action.path!r}", journal)
             layer = await bench.layer()
-        return self.workshop.extend(image, layer) if layer.entries else image
+        return await self.workshop.extend(image, layer) if layer.entries else image
 
 
 async def _run(bench: Bench, action: Run, context: Context, journal: Journal) -> None:
@@ -157,8 +160,6 @@ async def _run(bench: Bench, action: Run, context: Context, journal: Journal) ->
 
 
 async def _copy(bench: Bench, action: Copy, archive: Path, journal: Journal) -> None:
-    if not await asyncio.to_thread(archive.is_file):
-        raise StepFailed(f"the files of COPY {action.source} were not uploaded ({action.files_hash})")
     await bench.put(scripts.ARCHIVE, archive)
     arguments = [action.source, action.target, action.owner, action.mode or ""]
     await _script(bench, scripts.COPY, arguments, f"COPY {action.source} {posixpath.normpath(action.target)}", journal)

@@ -74,12 +74,16 @@ class Workshop(Protocol):
         """Begin a sandbox of what was built and end it again. *Errors*: why it did not get ready, e.g. START_COMMAND_FAILED."""
         ...
 
-    def extend(self, image: str, layer: Layer) -> str:
-        """The image with one layer more. *Errors*: Refused IMAGE_REFUSED when it has too many."""
+    async def extend(self, image: str, layer: Layer) -> str:
+        """The image with one layer more, and all of it where hosts have it from. *Errors*: Refused IMAGE_REFUSED when it has too many."""
         ...
 
-    def has(self, image: str) -> bool:
+    async def has(self, image: str) -> bool:
         """Whether the store has all of an image, or its host's cache brings it."""
+        ...
+
+    async def bring(self, archive: Path) -> bool:
+        """Have what a client has sent here, whoever it was sent to; whether it is there."""
         ...
 
     def keeping(self) -> AbstractAsyncContextManager[None]:

@@ -27,6 +27,7 @@ from atoll.domain.spec import NetworkSpec, Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
 from atoll.images import assembling
+from atoll.images.library import Library
 from atoll.planning.resolve import CreateRequest
 from atoll.planning.stimuli import ReleaseRequested
 from atoll.store import builds, tenancy
@@ -87,6 +88,7 @@ class SandboxWorkshop:
                 options=credentials,
                 told=lambda line: told("info", f"{line['event']} layer {int(line['layer']) + 1}: {line['digest']}"),
             )
+            await self._library.publish(str(record["digest"]))
         return Pulled(str(record["digest"]), tuple(record["env"] or ()))
 
     @contextlib.asynccontextmanager
@@ -106,13 +108,21 @@ class SandboxWorkshop:
         async with self._sandbox(build, template, tmp_on_disk=False):
             pass
 
-    def extend(self, image: str, layer: Layer) -> str:
+    async def extend(self, image: str, layer: Layer) -> str:
         """See Workshop."""
-        return assembling.extend(self._store, image, layer=layer.digest, size=layer.size)
+        library = self._library
+        await library.documents(image)
+        made = await asyncio.to_thread(assembling.extend, library.bench, image, layer=layer.digest, size=layer.size)
+        await library.publish(made)
+        return made
 
-    def has(self, image: str) -> bool:
+    async def has(self, image: str) -> bool:
         """See Workshop."""
-        return assembling.is_whole(self._store, image)
+        return await self._library.has(image)
+
+    async def bring(self, archive: Path) -> bool:
+        """See Workshop."""
+        return await self._library.bring_upload(archive)
 
     def keeping(self) -> AbstractAsyncContextManager[None]:
         """See Workshop."""
@@ -134,9 +144,9 @@ class SandboxWorkshop:
             await self._release(sandbox_id)
 
     @property
-    def _store(self) -> Path:
-        assert self.imports.carrier is not None
-        return self.imports.carrier.store
+    def _library(self) -> Library:
+        assert self.imports.library is not None
+        return self.imports.library
 
     @contextlib.asynccontextmanager
     async def _sandbox(self, build: Build, template: Template, *, tmp_on_disk: bool) -> AsyncIterator[Sandbox]:

@@ -111,7 +111,7 @@ class Templates:
             raise Refused(Code.FORBIDDEN, "this template is not of the key's team")
         team_id = call.caller.team.id
         url = self.uploads.link(team_id, files_hash, origin=_origin(call))
-        return json_answer(201, {"present": self.uploads.present(team_id, files_hash), "url": url})
+        return json_answer(201, {"present": await self.uploads.present(team_id, files_hash), "url": url})
 
     async def start(self, call: Call) -> Answer:
         body = call.json(requests.BuildStart)
