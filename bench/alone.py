@@ -1,6 +1,7 @@
 """Control and agent without runtimes: a real control, a real agent, and a driver that only pretends. What remains is what we add.
 
-As a program (`python -m bench.alone HOME`) this is the agent's side: it enrols with the token that is in the home, and runs.
+As a program (`python -m bench.alone HOME HOSTS`) this is the agents' side: the first enrols with the token that is in the home, others with
+tokens that they ask for with the operator's key; all run in one process.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Pair:
     """A control and its agent."""
 
     url: str
+    operator: str
+    """An operator's key."""
     keys: tuple[str, ...]
     """Of as many clients: each has a limit of requests a second of its own."""
     control: int
@@ -56,8 +59,8 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def pair() -> AsyncIterator[Pair]:
-    """Start both, ready for creates; both are gone afterwards. *Errors*: CannotMeasure."""
+async def pair(hosts: int = 1) -> AsyncIterator[Pair]:
+    """Start both, ready for creates; both are gone afterwards. `hosts`: of agents in the one process. *Errors*: CannotMeasure."""
     home = Path(tempfile.mkdtemp(prefix="atoll-alone.", dir="/var/tmp"))
     layout, me = Layout(home), Account("root", os.geteuid(), os.getegid())
     instance.ensure_directories(layout, me)
@@ -69,11 +72,11 @@ async def pair() -> AsyncIterator[Pair]:
     log = (home / "log" / "all.log").open("ab")
     running: list[subprocess.Popen[bytes]] = []
     try:
-        for command in (["atoll.programs.control_main"], ["bench.alone", str(home)]):
+        for command in (["atoll.programs.control_main"], ["bench.alone", str(home), str(hosts)]):
             running.append(_start(command, environment, log))
-        await _until_healthy(config.control_url, key, home)
+        await _until_healthy(config.control_url, key, home, hosts)
         keys = await _keys(config.control_url, key)
-        yield Pair(config.control_url, keys, running[0].pid, running[1].pid)
+        yield Pair(config.control_url, key, keys, running[0].pid, running[1].pid)
     finally:
         for process in reversed(running):
             process.terminate()
@@ -96,23 +99,38 @@ async def _keys(url: str, operator: str) -> tuple[str, ...]:
         return tuple(found)
 
 
-async def _until_healthy(url: str, key: str, home: Path) -> None:
+async def _until_healthy(url: str, key: str, home: Path, hosts: int) -> None:
     deadline = time.monotonic() + START_S
     async with aiohttp.ClientSession(headers={"X-API-KEY": key}) as session:
         while time.monotonic() < deadline:
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(f"{url}/v1/status") as answer:
-                    if answer.status == 200 and (await answer.json())["hosts"]["healthy"]:
+                    if answer.status == 200 and (await answer.json())["hosts"]["healthy"] == hosts:
                         return
             await asyncio.sleep(0.1)
     raise CannotMeasure(f"control and its agent did not start: {(home / 'log' / 'all.log').read_text()[-1000:]}")
 
 
-async def _act(home: Path) -> None:
+async def _act(home: Path, hosts: int) -> None:
     layout = Layout(home)
     config = instance.load(layout)
-    settings = AgentConfig(state_directory=layout.agent, control_url=config.control_url, facts=read_facts(layout.agent), agent_version="0")
-    wanted = Registration(name=config.host_name, capacity=ROOM, facts=settings.facts)
+    agents = [await _agent(layout, config, number) for number in range(hosts)]
+
+    def stop() -> None:
+        for agent in agents:
+            agent.stop()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    await asyncio.gather(*(agent.run() for agent in agents))
+
+
+async def _agent(layout: Layout, config: instance.Config, number: int) -> Agent:
+    state = layout.agent if number == 0 else layout.agent.with_name(f"agent-{number}")
+    state.mkdir(mode=0o700, exist_ok=True)
+    name = config.host_name if number == 0 else f"{config.host_name}-{number}"
+    settings = AgentConfig(state_directory=state, control_url=config.control_url, facts=read_facts(state), agent_version="0")
+    token = layout.enrollment_token.read_text().strip() if number == 0 else await _token(layout, config, name)
+    wanted = Registration(name=name, capacity=ROOM, facts=settings.facts)
     identity = None
     while identity is None:
         opened: list[HttpTransport] = []
@@ -122,24 +140,28 @@ async def _act(home: Path) -> None:
             return opened[-1]
 
         with contextlib.suppress(Exception):
-            token = Secret(layout.enrollment_token.read_text().strip())
-            identity = (await obtain(settings, wanted, connect=connect, admit=by_token(token), dice=os.urandom)).identity
+            identity = (await obtain(settings, wanted, connect=connect, admit=by_token(Secret(token)), dice=os.urandom)).identity
         for transport in opened:
             await transport.close()
-        await asyncio.sleep(0.1)
+        if identity is None:
+            await asyncio.sleep(0.1)
     image = ImageCache(cache_directory()).current("base")
     machine = FakeMachine(images=[Image(image.digest, image.name, labels={"arch": image.arch})])
-    driver = FakeDriver(Mark(config.install_id, identity.host_id), machine=machine)
-    agent = Agent(
+    return Agent(
         settings,
         identity,
-        drivers={Isolation.GVISOR: driver},
+        drivers={Isolation.GVISOR: FakeDriver(Mark(config.install_id, identity.host_id), machine=machine)},
         clock=SystemClock(),
         dice=os.urandom,
         transport=HttpTransport(config.control_url, identity.credential),
     )
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.stop)
-    await agent.run()
+
+
+async def _token(layout: Layout, config: instance.Config, name: str) -> str:
+    headers = {"X-API-KEY": layout.operator_key.read_text().strip()}
+    url = f"{config.control_url}/v1/enrollment-tokens"
+    async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json={"hostName": name}) as answer:
+        return str((await answer.json())["token"])
 
 
 if __name__ == "__main__":
@@ -148,4 +170,4 @@ if __name__ == "__main__":
     from atoll.telemetry.log import configure
 
     configure("agent", "info")
-    uvloop.run(_act(Path(sys.argv[1])))
+    uvloop.run(_act(Path(sys.argv[1]), int(sys.argv[2])))

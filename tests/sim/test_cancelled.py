@@ -28,10 +28,15 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def write(self, work: Any) -> Any:
+    async def write(self, work: Any, *, tell: Any = None, doubt: Any = None) -> Any:
+        return await asyncio.shield(asyncio.ensure_future(self._write(work, tell)))
+
+    async def _write(self, work: Any, tell: Any) -> Any:
         result = await self._store.write(work)
         self.committed.set()
         await self.gate.wait()
+        if tell is not None:
+            tell(result)
         return result
 
 

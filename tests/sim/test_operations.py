@@ -364,7 +364,7 @@ async def test_a_full_database_is_told_although_it_cannot_be_written_down(
         read = staticmethod(world.store.read)
         require_room = staticmethod(full)
 
-        async def write(self, _work: Any) -> None:
+        async def write(self, _work: Any, **_: Any) -> None:
             full()
 
     with monkeypatch.context() as broken:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,9 @@ async def test_what_waits_together_is_committed_together(sqlite: SqliteStore) ->
     commits: list[str] = []
     sqlite._driver.set_trace_callback(commits.append)
     disk = Disk(sqlite)
-    first = asyncio.create_task(sqlite.write(lambda conn: add(conn, "first")))
+    first = asyncio.ensure_future(sqlite.write(lambda conn: add(conn, "first")))
     await disk.is_asked()
-    others = [asyncio.create_task(sqlite.write(lambda conn, n=n: add(conn, f"t{n:03}"))) for n in range(100)]  # type: ignore[misc]
+    others = [asyncio.ensure_future(sqlite.write(lambda conn, n=n: add(conn, f"t{n:03}"))) for n in range(100)]  # type: ignore[misc]
     await asyncio.sleep(0)
     disk.go_on()
     await first
@@ -121,7 +122,7 @@ async def test_the_loop_does_not_wait_for_another_process_that_has_the_database(
     other = sqlite3.connect(tmp_path / "atoll.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     began = time.monotonic()
-    waiting = [asyncio.create_task(sqlite.write(lambda conn, n=n: add(conn, f"t{n}"))) for n in range(3)]  # type: ignore[misc]
+    waiting = [asyncio.ensure_future(sqlite.write(lambda conn, n=n: add(conn, f"t{n}"))) for n in range(3)]  # type: ignore[misc]
     await asyncio.sleep(0.05)
     assert await sqlite.read(names) == []
     assert time.monotonic() - began < 1
@@ -166,6 +167,51 @@ async def test_a_function_that_fails_undoes_only_its_own(sqlite: SqliteStore) ->
     assert await sqlite.read(names) == ["after", "before"]
 
 
+async def test_who_fails_half_way_makes_the_others_run_once_more(sqlite: SqliteStore) -> None:
+    runs: list[str] = []
+
+    def adds(name: str, *, fails: bool = False) -> Callable[[sa.Connection], str]:
+        def work(conn: sa.Connection) -> str:
+            runs.append(name)
+            add(conn, name)
+            if fails:
+                raise ValueError(name)
+            return name
+
+        return work
+
+    def refuses(conn: sa.Connection) -> None:
+        runs.append("refused")
+        names(conn)
+        raise ValueError("refused")
+
+    works = [adds("a"), refuses, adds("b", fails=True), adds("c")]
+    results = await asyncio.gather(*(sqlite.write(work) for work in works), return_exceptions=True)
+    assert [str(one) for one in results] == ["a", "refused", "b", "c"]
+    assert await sqlite.read(names) == ["a", "c"]
+    assert runs == ["a", "refused", "b", "a", "refused", "b", "c"], "a refusal that has changed nothing costs nobody anything"
+
+
+async def test_a_commit_is_told_before_its_caller_goes_on_and_without_one(sqlite: SqliteStore) -> None:
+    heard: list[str] = []
+    disk = Disk(sqlite)
+    task = asyncio.ensure_future(sqlite.write(lambda conn: add(conn, "kept"), tell=heard.append))
+    await disk.is_asked()
+    task.cancel()
+    await asyncio.wait({task})
+    assert heard == []
+    disk.go_on()
+    await sqlite.write(lambda conn: add(conn, "next"), tell=lambda name: heard.append(f"told {name}"))
+    assert heard == ["kept", "told next"]
+
+    def fails(conn: sa.Connection) -> str:
+        raise ValueError("nothing to tell")
+
+    with pytest.raises(ValueError, match="nothing to tell"):
+        await sqlite.write(fails, tell=heard.append)
+    assert len(heard) == 2
+
+
 async def test_a_refusal_passes_through_as_it_is(sqlite: SqliteStore) -> None:
     def refuses(conn: sa.Connection) -> None:
         raise Refused(Code.TEAM_SANDBOX_QUOTA, "full")
@@ -192,7 +238,7 @@ async def test_a_statement_that_the_database_refuses_is_unavailable(sqlite: Sqli
 
 async def test_who_gives_up_waiting_does_not_undo_it(sqlite: SqliteStore) -> None:
     disk = Disk(sqlite)
-    task = asyncio.create_task(sqlite.write(lambda conn: add(conn, "kept")))
+    task = asyncio.ensure_future(sqlite.write(lambda conn: add(conn, "kept")))
     await disk.is_asked()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -204,7 +250,7 @@ async def test_who_gives_up_waiting_does_not_undo_it(sqlite: SqliteStore) -> Non
 
 async def test_a_read_does_not_wait_for_a_write(sqlite: SqliteStore) -> None:
     disk = Disk(sqlite)
-    task = asyncio.create_task(sqlite.write(lambda conn: add(conn, "later")))
+    task = asyncio.ensure_future(sqlite.write(lambda conn: add(conn, "later")))
     await disk.is_asked()
     assert await sqlite.read(names) == [], "a read sees the last commit, not what is under way"
     disk.go_on()
@@ -267,7 +313,7 @@ async def test_after_close_nobody_waits_for_ever(tmp_path: Path) -> None:
 async def test_writes_that_wait_at_close_are_done_first(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "atoll.db")
     await store.write(schema.migrate)
-    writes = [asyncio.create_task(store.write(lambda conn, n=n: add(conn, f"t{n:03}"))) for n in range(300)]  # type: ignore[misc]
+    writes = [asyncio.ensure_future(store.write(lambda conn, n=n: add(conn, f"t{n:03}"))) for n in range(300)]  # type: ignore[misc]
     await asyncio.sleep(0)
     await store.close()
     assert len(await asyncio.gather(*writes)) == 300

@@ -161,7 +161,7 @@ async def paused(replicas: tuple[PostgresStore, PostgresStore], ours: Team) -> t
         outcome = facts.advance(known, Heard(Report(1, Observed.RUNNING, 1, applied_revision=1, ready=True)), now=NOW)
         return None if outcome is None else facts.commit(conn, known, outcome, now=NOW, ids=ids)
 
-    standing = asyncio.create_task(slow.write(late))
+    standing = asyncio.ensure_future(slow.write(late))
     while not read:
         await asyncio.sleep(0.01)
     await quick.write(lambda conn: facts.advance_sandbox(conn, one.id, ReleaseRequested(), now=NOW, ids=ids))
@@ -290,7 +290,7 @@ async def test_a_commit_whose_answer_is_lost_is_told_as_unknown(replicas: tuple[
         pids.append(conn.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
         tenancy.add_team(conn, made, now=NOW)
 
-    writing = asyncio.create_task(a.write(work))
+    writing = asyncio.ensure_future(a.write(work))
     while not pids:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)
@@ -309,7 +309,7 @@ async def test_a_database_that_is_away_is_said_to_be(replicas: tuple[PostgresSto
         pids.append(conn.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
         conn.exec_driver_sql("SELECT pg_sleep(5)")
 
-    writing = asyncio.create_task(a.write(work))
+    writing = asyncio.ensure_future(a.write(work))
     while not pids:
         await asyncio.sleep(0.01)
     await b.read(lambda conn: conn.exec_driver_sql(f"SELECT pg_terminate_backend({pids[0]})").scalar_one())
@@ -326,7 +326,7 @@ async def test_a_caller_that_goes_away_cuts_off_no_decision(replicas: tuple[Post
         tenancy.add_team(conn, made, now=NOW)
         conn.exec_driver_sql("SELECT pg_sleep(0.3)")
 
-    writing = asyncio.create_task(a.write(work))
+    writing = asyncio.ensure_future(a.write(work))
     await asyncio.sleep(0.1)
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):

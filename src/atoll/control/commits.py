@@ -1,38 +1,17 @@
-"""Commits that are told whatever becomes of whoever asked for them.
+"""What is to be done to its end whatever becomes of whoever asked for it.
 
 Theory of operation. A caller may be cancelled while its commit is under way: a client hangs up, a time is over. The store finishes what it was
-given, so the word of it (to waiting requests, parked polls, edges, the directory, to what is remembered of keys and leases) must not be lost
-either: nobody would look again for seconds, and some of what is remembered would be wrong for good.
+given, and calls `tell` (`Store.write`), so that the word of it reaches waiting requests, parked polls, edges and the directory: nobody would
+look again for seconds, and some of what is remembered would be wrong for good. What is more than one commit is finished here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from atoll.base.errors import OutcomeUnknown
-from atoll.store.engine import Store, Work
-
 T = TypeVar("T")
-
-
-async def told(store: Store, work: Work[T], tell: Callable[[T], object], *, doubt: Callable[[], object] = lambda: None) -> T:
-    """Commit `work`, and `tell` of it, also when the caller is cancelled meanwhile. *Errors*: those of the store and of `work`.
-
-    `doubt`: called when nobody knows whether it was committed; the caller is told OutcomeUnknown then.
-    """
-    return await finish(_told(store, work, tell, doubt))
-
-
-async def _told(store: Store, work: Work[T], tell: Callable[[T], object], doubt: Callable[[], object]) -> T:
-    try:
-        result = await store.write(work)
-    except OutcomeUnknown:
-        doubt()
-        raise
-    tell(result)
-    return result
 
 
 async def finish(committing: Coroutine[Any, Any, T]) -> T:

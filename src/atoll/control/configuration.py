@@ -16,7 +16,6 @@ import sqlalchemy as sa
 
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
-from atoll.control import commits
 from atoll.control.service import Caller, CheckedConfig, ConfigView
 from atoll.domain.deployment import Deployment
 from atoll.domain.operations import Act, Action
@@ -109,7 +108,7 @@ class Configuration:
             return added
 
         try:
-            applied = await commits.told(self._store, work, self._newer)
+            applied = await self._store.write(work, tell=self._newer)
         except sa.exc.IntegrityError:
             raise Refused(Code.CONFIG_CONFLICT, f"revision {revision + 1} of the document was applied by somebody else") from None
         return _view(applied)

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
-from atoll.control import commits
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import PAYLOAD_BYTES_MAX, Orders
 from atoll.domain.command import Kind
@@ -91,7 +90,7 @@ class Deliveries:
             assert done is not None
             return done, payloads.deliver(conn, placement, epoch=epoch)
 
-        return await commits.told(self.store, work, self._told)
+        return await self.store.write(work, tell=self._told)
 
     def _told(self, given: Delivered | None) -> None:
         if given is not None:

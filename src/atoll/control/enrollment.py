@@ -19,7 +19,6 @@ from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice, HostId, Prefix, new_id
 from atoll.base.units import ZERO
-from atoll.control import commits
 from atoll.control.configuration import Configuration
 from atoll.control.directory import Directory
 from atoll.domain import history
@@ -109,7 +108,7 @@ class Enrollment:
             _on_record(conn, host, Actor(), event_id=event_id, now=now)
             return host, True
 
-        host, _ = await commits.told(self._store, work, lambda made: self._tell(made[0], new=made[1]))
+        host, _ = await self._store.write(work, tell=lambda made: self._tell(made[0], new=made[1]))
         return wire.Enrolled(host_id=host.id, credential=made, credential_version=host.credential_version, install_id=self._install_id)
 
     async def register(self, message: wire.Registration, *, by: Actor) -> Host:
@@ -128,7 +127,7 @@ class Enrollment:
             _on_record(conn, host, by, event_id=event_id, now=now)
             return host, True
 
-        host, _ = await commits.told(self._store, work, lambda made: self._tell(made[0], new=made[1]))
+        host, _ = await self._store.write(work, tell=lambda made: self._tell(made[0], new=made[1]))
         return host
 
     async def identify(self, host: Host) -> wire.Known:

@@ -18,7 +18,6 @@ from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.control import commits
 from atoll.control.configuration import Configuration
 from atoll.control.directory import Directory
 from atoll.control.enrollment import TOKEN_LIFE_S, Enrollment
@@ -114,7 +113,7 @@ class Hosts:
             operations.record(conn, told, event_id=event_id, at=now)
             return replace(changed, revision=changed.revision + 1)
 
-        host = await commits.told(self.store, work, lambda moved: self._tell(moved, event))
+        host = await self.store.write(work, tell=lambda moved: self._tell(moved, event))
         return await self.get(caller, host.id)
 
     def _tell(self, host: Host, event: AdminEvent) -> None:
@@ -154,7 +153,7 @@ class Hosts:
             operations.record(conn, told, event_id=event_id, at=now)
             return replace(changed, revision=changed.revision + 1)
 
-        host = await commits.told(self.store, work, self._tell_counted)
+        host = await self.store.write(work, tell=self._tell_counted)
         LOG.warning(names.HOST_RECOUNTED, host_id=host.id, name=host.name, what=asdict(host.capacity))
         return await self.get(caller, host.id)
 

@@ -11,7 +11,6 @@ from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import ClientId, Dice, Prefix, TeamId, new_id
 from atoll.base.secret import Secret
-from atoll.control import commits
 from atoll.control.configuration import Configuration
 from atoll.control.service import Caller, NewKey
 from atoll.domain.operations import Act, Action
@@ -91,7 +90,7 @@ class Keys:
             operations.audit(conn, Act(caller.actor(), Action.KEY_REVOKE, found.id, data={"name": found.name}), at=now)
             return found
 
-        return await commits.told(self._store, work, lambda gone: self._remembered.pop(gone.key_digest, None))
+        return await self._store.write(work, tell=lambda gone: self._remembered.pop(gone.key_digest, None))
 
     def forget(self, client_ids: Collection[str] | None = None) -> None:
         """Ask the store again for these clients, or for all: another replica may have revoked them."""

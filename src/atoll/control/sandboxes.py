@@ -370,8 +370,7 @@ class Sandboxes:
         with self.hub.watch(sandbox.id) as changed:
             await self.reconciler.settle(sandbox.id, known=placed)
             while True:
-                changed.clear()
-                now = await self.store.read(lambda conn: sandboxes.get(conn, sandbox.id))
+                now = changed.take() or await self.store.read(lambda conn: sandboxes.get(conn, sandbox.id))
                 if now is None or now.state in _ENDED:
                     raise _start_failure(now)
                 if now.state not in STARTING:

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Unavailable
 from atoll.base.units import Vector
-from atoll.control import commits
 from atoll.control.loops.reconcile import Reconciler
 from atoll.domain.account import Account
 from atoll.domain.host import Host
@@ -63,10 +62,9 @@ class Settling:
     async def _take(self, host: Host, said: wire.Account) -> Taken:
         now = self.clock.now()
         work = self._taking(said.told(), host_id=host.id, now=now)
-        taken, _, _ = await commits.told(
-            self.reconciler.store,
+        taken, _, _ = await self.reconciler.store.write(
             work,
-            lambda found: self.reconciler.published(found[1], found[2]),
+            tell=lambda found: self.reconciler.published(found[1], found[2]),
             doubt=lambda: self.reconciler.doubt(said.sandbox_id),
         )
         return taken

@@ -1,9 +1,9 @@
 """How store functions run: SQLite, one transaction at a time, with group commit.
 
 Theory of operation. A store function is synchronous, takes a connection and awaits nothing. Functions that write run on the event loop's
-thread: all that wait, each in a savepoint of one transaction. One other thread does what waits for the disk: it commits (WAL,
+thread: all that wait, one after the other in one transaction. One other thread does what waits for the disk: it commits (WAL,
 synchronous=FULL: a commit is on disk before anybody hears of it). Whoever comes meanwhile is of the next transaction, so groups grow by
-themselves with the load. A function that raises rolls back its own savepoint only. Reads run at once, on a connection that sees the last
+themselves with the load. A function that raises takes nobody with it. Reads run at once, on a connection that sees the last
 commit. All functions are short by contract. One control process per file, held by a lock on `<file>.lock`. Blocks ahead of the log (`room`)
 let removals be recorded on a full disk.
 
@@ -23,7 +23,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
@@ -35,6 +35,8 @@ from atoll.store.room import Room
 
 T = TypeVar("T")
 Work = Callable[[sa.Connection], T]
+Tell = Callable[[T], object]
+Doubt = Callable[[], object]
 
 _STATEMENTS: Final = 512
 """That the driver keeps ready; an update has one for each set of columns that change together."""
@@ -59,8 +61,12 @@ class Store(Protocol):
     then nothing was changed; of `write` on a shared database OutcomeUnknown, when its answer to a commit was lost.
     """
 
-    async def write(self, work: Work[T]) -> T:
-        """Run `work` in a transaction; its result is given once that is durable."""
+    def write(self, work: Work[T], *, tell: Tell[T] | None = None, doubt: Doubt | None = None) -> Awaitable[T]:
+        """Run `work` in a transaction; its result is given once that is durable. Whoever is cancelled does not undo it.
+
+        `tell`: called with the result once that is durable, before the caller goes on, and also when the caller has gone: nobody else
+        would say what was committed. `doubt`: called when nobody knows whether it was (OutcomeUnknown).
+        """
         ...
 
     async def read(self, work: Work[T]) -> T:
@@ -90,15 +96,30 @@ class Observable(Protocol):
 
 
 class _Job:
-    __slots__ = ("error", "future", "result", "work")
+    __slots__ = ("error", "future", "result", "tell", "work")
 
-    def __init__(self, work: Work[Any], future: asyncio.Future[Any]) -> None:
+    def __init__(self, work: Work[Any], tell: Tell[Any] | None, future: asyncio.Future[Any]) -> None:
         self.work = work
+        self.tell = tell
         self.future = future
         self.result: Any = None
         self.error: BaseException | None = None
 
-    def tell(self) -> None:
+    def run(self, conn: sa.Connection) -> None:
+        """Keep what the function gives, or with what it fails."""
+        self.result, self.error = None, None
+        try:
+            self.result = self.work(conn)
+        except Exception as error:  # noqa: BLE001 - the boundary of a task
+            self.error = translate(error)
+
+    def end(self) -> None:
+        """Say how it ended."""
+        if self.error is None and self.tell is not None:
+            try:
+                self.tell(self.result)
+            except Exception as error:  # noqa: BLE001 - the caller's, if there is one
+                self.error = error
         if self.future.done():
             return
         if self.error is not None:
@@ -204,18 +225,19 @@ class SqliteStore:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    async def write(self, work: Work[T]) -> T:
+    def write(self, work: Work[T], *, tell: Tell[T] | None = None, doubt: Doubt | None = None) -> asyncio.Future[T]:  # noqa: ARG002
+        """As Store.write; there is never a doubt."""
         if self._closed:
             raise Unavailable(Code.STORE_UNAVAILABLE, "the store is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._waiting.append(_Job(work, future))
+        self._waiting.append(_Job(work, tell, future))
         if not self._under_way:
             self._under_way = True
             # Not at once: who else is ready in this turn of the loop comes with it.
             loop.call_soon(self._begin, loop)
-        # Shielded: a caller that is cancelled does not undo a decision that may already be on disk.
-        return await asyncio.shield(future)
+        # A caller that is cancelled takes this with it, and not the function: a decision that may already be on disk is not undone.
+        return future
 
     async def read(self, work: Work[T]) -> T:
         if self._closed:
@@ -268,37 +290,38 @@ class SqliteStore:
     def _work(self, group: _Group) -> None:
         """Run the functions; those for which this turn of the loop has no time are left to the next group, in front."""
         until = group.began + _TURN_S
-        alone = len(group.jobs) == 1
         try:
             for number, job in enumerate(group.jobs):
                 if number and time.perf_counter() > until:
                     self._waiting.extendleft(reversed(group.jobs[number:]))
                     del group.jobs[number:]
                     break
-                if alone:
-                    self._alone(job)
-                else:
-                    self._one(job)
-        except Exception as error:  # noqa: BLE001 - a savepoint could not be said: nothing of the group is kept
+                before = self._driver.total_changes
+                job.run(self._writer)
+                if job.error is None:
+                    continue
+                if len(group.jobs) == 1:
+                    # Also what is not counted as a change: one of the schema.
+                    self._roll_back()
+                elif self._driver.total_changes != before or not self._driver.in_transaction:
+                    self._carefully(group, number + 1)
+        except Exception as error:  # noqa: BLE001 - what is between the functions could not be said: nothing of the group is kept
             self._roll_back()
             group.fail(error)
 
-    def _alone(self, job: _Job) -> None:
-        """The only one of its transaction needs no savepoint in it."""
-        try:
-            job.result = job.work(self._writer)
-        except Exception as error:  # noqa: BLE001 - the boundary of a task
-            job.error = translate(error)
-            self._roll_back()
+    def _carefully(self, group: _Group, count: int) -> None:
+        """Run the first `count` once more, from the beginning: each in a savepoint, so that one that fails takes nobody with it.
 
-    def _one(self, job: _Job) -> None:
-        self._say("SAVEPOINT work")
-        try:
-            job.result = job.work(self._writer)
-        except Exception as error:  # noqa: BLE001 - the boundary of a task: its own savepoint goes, the others stay
-            self._say("ROLLBACK TO work")
-            job.error = translate(error)
-        self._say("RELEASE work")
+        Functions may run twice anyway (another store repeats what another process has overtaken); few fail after their first change.
+        """
+        self._roll_back()
+        self._say(_BEGIN)
+        for job in group.jobs[:count]:
+            self._say("SAVEPOINT work")
+            job.run(self._writer)
+            if job.error is not None:
+                self._say("ROLLBACK TO work")
+            self._say("RELEASE work")
 
     def _done(self, group: _Group) -> None:
         if group.waits:
@@ -308,7 +331,7 @@ class SqliteStore:
             self._groups.put(group)
             return
         for job in group.jobs:
-            job.tell()
+            job.end()
         if self.observer is not None:
             self.observer(len(group.jobs), time.perf_counter() - group.began, group.refused)
         self._under_way = bool(self._waiting)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +20,6 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
 from atoll.base.ids import Dice, HostId, PlacementId, Prefix, new_id
 from atoll.base.units import Vector
-from atoll.control import commits
 from atoll.control.directory import Directory
 from atoll.control.ends import Ends
 from atoll.control.hub import Hub
@@ -110,7 +109,7 @@ class Reconciler:
         work: Callable[[sa.Connection], tuple[facts.Committed | None, Used]],
         tell: Callable[[tuple[facts.Committed | None, Used]], None],
     ) -> tuple[facts.Committed | None, Used]:
-        return await commits.told(self.store, work, tell, doubt=lambda: self.doubt(sandbox_id))
+        return await self.store.write(work, tell=tell, doubt=lambda: self.doubt(sandbox_id))
 
     def doubt(self, sandbox_id: str) -> None:
         """Something may be committed of it that was not told here."""
@@ -239,21 +238,18 @@ class Reconciler:
                 return placing_it(conn)
 
             return (await self._committed(sandbox.id, both, self._told))[0]
-        return await commits.finish(self._accepted(sandbox, work, placing_it))
 
-    async def _accepted(
-        self,
-        sandbox: Sandbox,
-        work: Callable[[sa.Connection], None],
-        placing_it: Callable[[sa.Connection], tuple[facts.Committed | None, Used]],
-    ) -> facts.Committed | None:
-        accepted, placed = await asyncio.gather(self.store.write(work), self.store.write(placing_it), return_exceptions=True)
+        def tell(placed: tuple[facts.Committed | None, Used]) -> None:
+            self._told(placed)
+            self._warn(sandbox, placed[0])
+
+        accepting = self.store.write(work)
+        placing: Awaitable[tuple[facts.Committed | None, Used]] = self.store.write(placing_it, tell=tell)
+        accepted, placed = await asyncio.gather(accepting, placing, return_exceptions=True)
         for outcome in (accepted, placed):
             if isinstance(outcome, BaseException):
                 raise outcome
         assert isinstance(placed, tuple)
-        self.published(*placed)
-        self._warn(sandbox, placed[0])
         return placed[0]
 
     async def place(self, sandbox: Sandbox) -> facts.Committed | None:
