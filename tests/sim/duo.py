@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,30 @@ from tests.sim.world import TOKEN, Agent, World
 
 
 @dataclass
+class Lines:
+    """Implements control.peers.Line between the controls of one test, by their addresses."""
+
+    controls: dict[str, Control] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+
+    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        self.calls.append(url)
+        async with self._client(url) as client:
+            answer = await client.post(url, content=content, headers=dict(headers))
+        return answer.status_code, answer.content
+
+    @contextlib.asynccontextmanager
+    async def get(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        self.calls.append(url)
+        async with self._client(url) as client, client.stream("GET", url, headers=dict(headers)) as answer:
+            yield answer.status_code, answer.aiter_bytes()
+
+    def _client(self, url: str) -> httpx.AsyncClient:
+        host = httpx.URL(url).host
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.controls[f"http://{host}"].app), timeout=60)
+
+
+@dataclass
 class Duo(World):
     """`at` is the replica that the next call goes to."""
 
@@ -28,6 +52,7 @@ class Duo(World):
     database_: Database = field(default_factory=lambda: Database(on_statement=lambda _statement: None, wall=time.time))
     at: int = 0
     numbers: Any = field(default_factory=itertools.count)
+    lines: Lines = field(default_factory=Lines)
     clocks: tuple[Callable[[Any], Any], ...] = (lambda clock: clock, lambda clock: clock)
 
     async def start(self) -> None:
@@ -36,9 +61,13 @@ class Duo(World):
             number = next(self.numbers)
             dice = random.Random(number)
             handle = SharedHandle(self.database_, Process(f"control {number}"), dice)
-            control = Control(self.settings(), clock=clock_of(self.clock), dice=dice.randbytes, store=handle)
+            settings = replace(self.settings(), address=f"http://replica-{number}", line=self.lines)
+            if settings.images is not None:
+                settings = replace(settings, images=settings.images.with_name(f"images-{number}"))
+            control = Control(settings, clock=clock_of(self.clock), dice=dice.randbytes, store=handle)
             await control.start()
             self.controls.append(control)
+            self.lines.controls[settings.address] = control
 
     async def stop(self) -> None:
         for task in self.tasks:

@@ -94,7 +94,7 @@ class Agents:
             case "payloads":
                 await asgi.answer_model(send, await self._sessions.payloads(host, asgi.parse(wire.PayloadsWanted, data)))
             case "collected":
-                self._sessions.collected(host, asgi.parse(wire.Collected, data))
+                await self._sessions.collected(host, asgi.parse(wire.Collected, data))
                 await asgi.answer(send, 204, b"")
             case _:
                 raise Refused(Code.INVALID_REQUEST, "no such call")

@@ -14,6 +14,7 @@ from atoll.base.errors import Code, Refused
 from atoll.control.captures import Captures
 from atoll.control.consoles import Consoles
 from atoll.control.orders import Orders
+from atoll.control.peers import Peers
 from atoll.control.settling import settled
 from atoll.domain.command import Kind
 from atoll.domain.host import Host
@@ -37,6 +38,7 @@ class Answers:
     orders: Orders
     consoles: Consoles
     captures: Captures | None
+    peers: Peers | None
     incarnation: str
 
     async def make(
@@ -72,6 +74,8 @@ class Answers:
         answer.collect.extend(self.consoles.wanted(host.id))
         if self.captures is not None:
             answer.collect.extend(self.captures.wanted(host.id, poll.epoch, wire.COMMANDS_PER_POLL_MAX - len(answer.collect)))
+        if self.peers is not None:
+            answer.collect.extend(self.peers.wanted(host.id, wire.COMMANDS_PER_POLL_MAX - len(answer.collect)))
         return answer
 
     async def _fill(

@@ -20,14 +20,17 @@ from typing import IO, Final
 
 from starlette.types import Receive
 
-from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused
+from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.control.hub import Hub
+from atoll.control.peers import Peers
 from atoll.wire import agent as wire
+from atoll.wire.replica import Came
 
 PATIENCE_S: Final = 600.0
 QUIET_S: Final = 60.0
 BYTES_MAX: Final = 16 << 30
+_OK: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,9 @@ class _Open:
 class Captures:
     """Open wishes of this process. `store` is the image store's directory."""
 
-    def __init__(self, *, hub: Hub, dice: Dice, store: Path) -> None:
+    def __init__(self, *, hub: Hub, dice: Dice, store: Path, peers: Peers | None = None) -> None:
         self._hub = hub
+        self._peers = peers
         self._dice = dice
         self.store = store
         self._open: dict[str, _Open] = {}
@@ -65,15 +69,38 @@ class Captures:
         self._open[wish.id] = _Open(host_id, wish, future)
         self._of_host[host_id].append(wish.id)
         self._hub.wake_host(host_id)
+        spreading = self._spread(host_id, wish)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await future
         except TimeoutError:
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the sandbox's host did not hand in its files in time") from None
         finally:
+            if spreading is not None:
+                spreading.cancel()
             self._open.pop(wish.id, None)
             with contextlib.suppress(ValueError):
                 self._of_host[host_id].remove(wish.id)
+
+    def _spread(self, host_id: str, wish: wire.Collect) -> asyncio.Task[None] | None:
+        if self._peers is None:
+            return None
+
+        def pending() -> bool:
+            known = self._open.get(wish.id)
+            return known is not None and known.given_to is None
+
+        def given(epoch: str) -> None:
+            known = self._open.get(wish.id)
+            if known is not None:
+                known.given_to = epoch
+
+        return asyncio.ensure_future(self._peers.spread(host_id, wish, pending=pending, given=given))
+
+    def waits(self, host_id: str, wish_id: str) -> bool:
+        """Whether this layer of this host's is waited for here."""
+        known = self._open.get(wish_id)
+        return known is not None and known.host_id == host_id and not known.future.done()
 
     def wanted(self, host_id: str, epoch: str, room: int) -> list[wire.Collect]:
         """At most `room` wishes that this run of the agent has not been given yet."""
@@ -92,37 +119,67 @@ class Captures:
         known.future.set_exception(Refused(code, message.message[:2000] or "the host could not hand in the sandbox's files"))
 
     async def receive(self, host_id: str, wish_id: str, entries: int, receive: Receive) -> None:
-        """A layer's bytes. *Errors*: Refused INVALID_REQUEST (nobody asked), BODY_TOO_LARGE, HOST_DISK_FULL; ConnectionError."""
-        known = self._open.get(wish_id)
-        if known is None or known.host_id != host_id or known.future.done():
+        """A layer's bytes, for whoever waits for them, here or at another replica.
+
+        *Errors*: Refused INVALID_REQUEST (nobody asked), BODY_TOO_LARGE, HOST_DISK_FULL; Unavailable when the one who waits could not take
+        it; ConnectionError.
+        """
+        if self.waits(host_id, wish_id):
+            await self._take(self._open[wish_id], entries, _parts(receive))
+            return
+        address = await self._peers.waiting(host_id, wish_id) if self._peers is not None else None
+        if address is None or self._peers is None:
             raise Refused(Code.INVALID_REQUEST, "nobody waits for this layer")
+        digest, size = await self._keep(wish_id, _parts(receive))
+        message = Came(host_id=host_id, wish_id=wish_id, address=self._peers.address, digest=f"sha256:{digest}", size=size, entries=entries)
+        await self._peers.came(address, message)
+
+    async def fetch(self, message: Came) -> None:
+        """A layer that came to another replica. *Errors*: as `receive`."""
+        if self._peers is None or not self.waits(message.host_id, message.wish_id):
+            raise Refused(Code.INVALID_REQUEST, "nobody waits for this layer")
+        known = self._open[message.wish_id]
+        async with self._peers.fetch(message.address, message.digest) as (status, parts):
+            if status != _OK:
+                raise Unavailable(Code.CONTROL_UNAVAILABLE, "the replica that has the layer does not give it")
+            await self._take(known, message.entries, parts, digest=message.digest)
+
+    async def _take(self, known: _Open, entries: int, parts: AsyncIterator[bytes], *, digest: str | None = None) -> None:
+        try:
+            hexdigest, size = await self._keep(known.wish.id, parts, digest=digest)
+        except Refused as refusal:
+            if not known.future.done():
+                known.future.set_exception(refusal)
+            raise
+        if not known.future.done():
+            known.future.set_result(Captured(f"sha256:{hexdigest}", size, entries))
+
+    async def _keep(self, wish_id: str, parts: AsyncIterator[bytes], *, digest: str | None = None) -> tuple[str, int]:
+        """Hex digest and size of what is a blob now. *Errors*: Refused BODY_TOO_LARGE, HOST_DISK_FULL; Unavailable when it is not `digest`."""
         partial = self.store / "partial"
         path = partial / f"layer-{wish_id}"
         try:
             partial.mkdir(parents=True, exist_ok=True, mode=0o750)
-            digest, size = await self._write(path, receive)
+            found, size = await self._write(path, parts)
+            if digest is not None and digest != f"sha256:{found}":
+                raise Unavailable(Code.CONTROL_UNAVAILABLE, "the layer was altered on its way from another replica")
             blobs = self.store / "blobs" / "sha256"
             blobs.mkdir(parents=True, exist_ok=True, mode=0o750)
-            path.replace(blobs / digest)
+            path.replace(blobs / found)
         except ConnectionError:
             raise  # its host may send it again
-        except Refused as refusal:
-            _refuse(known, refusal)
-            raise
         except OSError as error:
-            failure = Refused(Code.HOST_DISK_FULL, f"the layer could not be kept: {error.strerror}")
-            _refuse(known, failure)
-            raise failure from error
+            raise Refused(Code.HOST_DISK_FULL, f"the layer could not be kept: {error.strerror}") from error
         finally:
             with contextlib.suppress(OSError):
                 path.unlink()
-        if not known.future.done():
-            known.future.set_result(Captured(f"sha256:{digest}", size, entries))
+        return found, size
 
-    async def _write(self, path: Path, receive: Receive) -> tuple[str, int]:
+    @staticmethod
+    async def _write(path: Path, parts: AsyncIterator[bytes]) -> tuple[str, int]:
         total, size = hashlib.sha256(), 0
         with path.open("xb") as file:
-            async for part in _parts(receive):
+            async for part in parts:
                 size += len(part)
                 if size > BYTES_MAX:
                     raise Refused(Code.BODY_TOO_LARGE, f"a layer has at most {BYTES_MAX} bytes")
@@ -131,11 +188,6 @@ class Captures:
             await asyncio.to_thread(_to_disk, file)
         path.chmod(0o640)
         return total.hexdigest(), size
-
-
-def _refuse(known: _Open, failure: AtollError) -> None:
-    if not known.future.done():
-        known.future.set_exception(failure)
 
 
 def _to_disk(file: IO[bytes]) -> None:

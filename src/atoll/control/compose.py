@@ -54,6 +54,9 @@ from atoll.control.manifests import Manifests
 from atoll.control.metering import Meter
 from atoll.control.orders import Orders
 from atoll.control.own_registry import OwnRegistry
+from atoll.control.peer_calls import PeerCalls
+from atoll.control.peers import PREFIX as PEERS
+from atoll.control.peers import Line, Peers
 from atoll.control.records import Records
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import ReplicaView
@@ -122,6 +125,8 @@ class ControlSettings:
     """What applies until an operator has applied a document."""
     address: str = "http://127.0.0.1:0"
     """Where other replicas reach this process."""
+    line: Line | None = None
+    """How this process reaches other replicas; None: it does not."""
     machine: str = ""
     """This machine's name, for people."""
     auto_activate: bool = True
@@ -198,7 +203,11 @@ class Control:
         self.alerts = Alerts(
             store=store, clock=clock, dice=dice, hub=hub, directory=directory, meter=meter, process=f"control-{dice(4).hex()}"
         )
-        consoles, captures = Consoles(hub=hub, dice=dice), self._captures(hub)
+        self.peers = of_others = (
+            None if shared is None else Peers(tokens, clock, incarnation, settings.address, settings.line, wake=hub.wake_host)
+        )
+        self.consoles = consoles = Consoles(hub=hub, dice=dice, peers=of_others)
+        captures = self._captures(hub)
         self.waiting = Waiting(reconciler, clock, stagger_s=_STAGGER_S_MAX * dice(1)[0] / 255 if shared is not None else 0.0)
         self.fencing = Fencing(reconciler, directory, clock)
         self.watch = Watch(reconciler, directory, clock)
@@ -213,6 +222,7 @@ class Control:
             fencing=self.fencing,
             incarnation=incarnation,
             captures=captures,
+            peers=of_others,
             stepped_s=settings.stepped_s,
         )
         self.configuration = configuration = Configuration(store=store, clock=clock, built_in=settings.deployment)
@@ -300,6 +310,8 @@ class Control:
         replicas.incarnation, replicas.on_outlived = self._incarnation, self.outlived.set
         await replicas.beat()
         self.keys.replicas = lambda: replicas.heard
+        if self.peers is not None:
+            self.peers.others, self.peers.parked = replicas.others, self.sessions.parked
         return replicas
 
     def _replica_views(self) -> list[ReplicaView]:
@@ -366,7 +378,7 @@ class Control:
 
     def _captures(self, hub: Hub) -> Captures | None:
         images = self.settings.images
-        self.captures = None if images is None else Captures(hub=hub, dice=self._dice, store=images)
+        self.captures = None if images is None else Captures(hub=hub, dice=self._dice, store=images, peers=self.peers)
         return self.captures
 
     def _builds(self, store: Store, *, orders: Orders, templates: Templates, sandboxes: Sandboxes) -> Builds:
@@ -410,6 +422,8 @@ class Control:
             giving = Giving(settings.images, self.artifacts, self.manifests)
         of_agents = Counted(agents.Agents(self.sessions, self.enrollment, self._clock, giving=giving), self.meter)
         self.hot = [(agents.PREFIX, of_agents), (routes.PREFIX, self._routes), (wellknown.PREFIX, self._well_known())]
+        if self.peers is not None:
+            self.hot.append((PEERS, PeerCalls(self.peers, self.consoles, self.captures)))
         if settings.api:
             self._app = build_app(
                 self.service,

@@ -12,6 +12,7 @@ from typing import Final
 from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.control.hub import Hub
+from atoll.control.peers import Peers
 from atoll.wire import agent as wire
 
 _PATIENCE_S: Final = 10.0
@@ -22,8 +23,9 @@ _WAITING_MAX: Final = 256
 class Consoles:
     """Open wishes, by host."""
 
-    def __init__(self, *, hub: Hub, dice: Dice) -> None:
+    def __init__(self, *, hub: Hub, dice: Dice, peers: Peers | None = None) -> None:
         self._hub = hub
+        self._peers = peers
         self._dice = dice
         self._wanted: defaultdict[str, dict[str, wire.Collect]] = defaultdict(dict)
         self._waiting: dict[str, asyncio.Future[wire.Collected]] = {}
@@ -54,16 +56,35 @@ class Consoles:
         self._waiting[wish.id] = future
         self._wanted[host_id][wish.id] = wish
         self._hub.wake_host(host_id)
+        spreading = self._spread(host_id, wish)
         try:
             async with asyncio.timeout(patience_s):
                 return await future
         except TimeoutError:
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the sandbox's host did not hand in what was asked for in time") from None
         finally:
+            if spreading is not None:
+                spreading.cancel()
             self._waiting.pop(wish.id, None)
             self._wanted[host_id].pop(wish.id, None)
             if not self._wanted[host_id]:
                 del self._wanted[host_id]
+
+    def _spread(self, host_id: str, wish: wire.Collect) -> asyncio.Task[None] | None:
+        if self._peers is None:
+            return None
+
+        def pending() -> bool:
+            return wish.id in self._wanted.get(host_id, {})
+
+        def given(_epoch: str) -> None:
+            self._wanted.get(host_id, {}).pop(wish.id, None)
+
+        return asyncio.ensure_future(self._peers.spread(host_id, wish, pending=pending, given=given))
+
+    def waits(self, wish_id: str) -> bool:
+        """Whether somebody here waits for an answer with this id."""
+        return wish_id in self._waiting
 
     def wanted(self, host_id: str) -> list[wire.Collect]:
         """Wishes that have not been sent yet; each is given once."""

@@ -57,6 +57,10 @@ class Hub:
         with self._member(self._hosts, host_id, asyncio.Event()) as event:
             yield event
 
+    def awaits_work(self, host_id: str) -> bool:
+        """Whether a poll of this host is parked."""
+        return host_id in self._hosts
+
     @contextlib.contextmanager
     def all_commits(self) -> Iterator[asyncio.Event]:
         """An event that is set by every commit that has recorded something."""

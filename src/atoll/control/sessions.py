@@ -34,6 +34,7 @@ from atoll.control.inspection import Findings, Inspection
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import Orders
+from atoll.control.peers import Peers
 from atoll.control.settling import PROBLEM, Settling, settled
 from atoll.domain.host import LEASE_S, Host
 from atoll.domain.placement import Holding, Report
@@ -87,6 +88,7 @@ class Sessions:
         incarnation: str,
         stepped_s: Callable[[], float] = lambda: 0.0,
         captures: Captures | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -96,10 +98,11 @@ class Sessions:
         self._orders = orders
         self._consoles = consoles
         self.captures = captures
+        self._peers = peers
         self._fencing = fencing
         self._incarnation = incarnation
         self._settling = Settling(reconciler, clock, incarnation)
-        self._answers = Answers(store=store, orders=orders, consoles=consoles, captures=captures, incarnation=incarnation)
+        self._answers = Answers(store=store, orders=orders, consoles=consoles, captures=captures, peers=peers, incarnation=incarnation)
         self._deliveries = Deliveries(store, clock, reconciler, orders)
         self._inspection = Inspection(stepped_s)
         self._sessions: dict[str, _Session] = {}
@@ -113,6 +116,11 @@ class Sessions:
         if not hmac.compare_digest(found.credential_digest or "", digest):
             raise Refused(Code.CREDENTIAL_REVOKED, "this host credential is unknown or revoked")
         return found
+
+    def parked(self, host_id: str) -> str | None:
+        """Which run of this host's agent has a poll here that waits for its answer."""
+        session = self._sessions.get(host_id)
+        return session.epoch if session is not None and self._hub.awaits_work(host_id) else None
 
     async def poll(self, host: Host, poll: wire.Poll) -> wire.PollAnswer:
         """One poll. *Errors*: Refused PROTOCOL_UNSUPPORTED, STALE_AGENT_EPOCH, OVERLAPPING_AGENT_SESSION, STALE_POLL."""
@@ -177,9 +185,13 @@ class Sessions:
         if host.epoch != epoch:
             raise Refused(Code.STALE_AGENT_EPOCH, "this epoch does not hold the host")
 
-    def collected(self, host: Host, message: wire.Collected) -> None:
+    async def collected(self, host: Host, message: wire.Collected) -> None:
         """A console that somebody asked for, or why a layer cannot be had. *Errors*: as `observe`."""
         self._holds(host, message.epoch)
+        here = self._consoles.waits(message.id) or (self.captures is not None and self.captures.waits(host.id, message.id))
+        if not here and self._peers is not None:
+            await self._peers.pass_on(message.model_copy(update={"host_id": host.id}))
+            return
         if self.captures is not None and message.code is not None:
             self.captures.failed(host.id, message)
         self._consoles.collected(message)

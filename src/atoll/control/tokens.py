@@ -50,6 +50,14 @@ class Tokens:
         """Whether a signature is ours, for this."""
         return hmac.compare_digest(self.upload(team_id, files_hash, until).encode(), signature.encode())
 
+    def replica(self, said: str) -> str:
+        """The signature of a call from one replica to another."""
+        return hmac.new(self._root, f"replica|{said}".encode(), hashlib.sha256).hexdigest()
+
+    def is_replica(self, said: str, signature: str) -> bool:
+        """Whether a signature is a replica's, of this call."""
+        return hmac.compare_digest(self.replica(said).encode(), signature.encode())
+
     def guest(self, placement: Placement, scope: str) -> str:
         """A token for one placement's guest. *Idempotency*: the same placement and scope give the same token."""
         claims = guest.claims(

@@ -24,6 +24,7 @@ from atoll.programs import control_config, instance
 from atoll.programs.clock import SteadyClock
 from atoll.programs.identity import boot_id
 from atoll.programs.layout import Layout, bin_directory, cache_directory, layout_of
+from atoll.programs.peering import HttpLine
 from atoll.programs.settling import settle_down
 from atoll.telemetry import events
 from atoll.telemetry.log import configure, get_logger
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from atoll.control.builds.workshop import Connect, Inside
     from atoll.control.compose import Control, ControlSettings
+    from atoll.control.peers import Line
     from atoll.control.wellknown import Joining
     from atoll.images.bucket import BucketSettings
     from atoll.programs.secure import App
@@ -75,7 +77,9 @@ def door(config: instance.Config, environ: Mapping[str, str] = os.environ) -> Do
     return Door(host, int(port), address.rstrip("/"))
 
 
-def settings(place: Layout, config: instance.Config, entry: Door, *, stepped_s: Callable[[], float] = lambda: 0.0) -> ControlSettings:
+def settings(
+    place: Layout, config: instance.Config, entry: Door, *, stepped_s: Callable[[], float] = lambda: 0.0, line: Line | None = None
+) -> ControlSettings:
     """What control is told. *Errors*: Refused SETUP_FAILED when a secret is missing or empty."""
     from atoll.control.compose import ControlSettings
 
@@ -100,6 +104,7 @@ def settings(place: Layout, config: instance.Config, entry: Door, *, stepped_s: 
         auto_activate=decided.auto_activate,
         joining=_joining(decided),
         address=entry.address,
+        line=line,
         machine=socket.gethostname()[:64],
         telemetry={name: value for name, value in os.environ.items() if name.startswith("OTEL_")},
     )
@@ -188,7 +193,8 @@ def serve(place: Layout, config: instance.Config) -> None:
     listener = None if os.environ.get(LISTEN_VARIABLE) else control_config.load(place).listener
     clock = SteadyClock()
     stepped_s = clock.stepped_s if not shared else lambda: 0.0
-    control = Control(settings(place, config, entry, stepped_s=stepped_s), clock=clock, dice=os.urandom)
+    line = HttpLine()
+    control = Control(settings(place, config, entry, stepped_s=stepped_s, line=line), clock=clock, dice=os.urandom)
     failure: list[BaseException] = []
 
     @asynccontextmanager
@@ -209,6 +215,7 @@ def serve(place: Layout, config: instance.Config) -> None:
             await asyncio.gather(*beside, return_exceptions=True)
             log.info(events.PROCESS_STOPPING)
             await control.stop()
+            await line.close()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":

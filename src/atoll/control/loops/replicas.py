@@ -54,6 +54,10 @@ class Replicas:
         all_of_them = sorted([*others, replace(self.me, seen_at=now)], key=lambda one: (one.started_at, one.id))
         return [(one, now - one.seen_at < SILENT_S) for one in all_of_them]
 
+    def others(self) -> list[str]:
+        """Addresses of the others that are heard of."""
+        return [one.address for one, heard in self.everyone() if heard and one.id != self.me.id]
+
     @property
     def heard(self) -> int:
         """How many are heard of, this one included; as of the last heartbeat."""
