@@ -38,6 +38,7 @@ _HOPELESS: Final = frozenset(
         Code.NO_CAPACITY, Code.CREATE_TIMEOUT, Code.START_FAILED, Code.GUEST_BOOT_TIMEOUT, Code.GUEST_EXITED, Code.HOST_DISK_FULL,
         Code.PLACEMENT_LOST, Code.LEASE_EXPIRED, Code.HOST_QUARANTINED, Code.RELEASE_REQUESTED, Code.END_REACHED, Code.INTERNAL,
         Code.CLEANUP_FAILED, Code.SANDBOX_NOT_FOUND, Code.STORE_RESTORED, Code.START_TIMEOUT, Code.IMAGE_TIMEOUT, Code.IMAGE_UNAVAILABLE,
+        Code.BOOTSTRAP_DELIVERED,
     }
 )  # fmt: skip
 """How a create may fail while things go wrong; each is checked by why its sandbox ended."""
