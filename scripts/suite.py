@@ -60,7 +60,8 @@ REST: Final = (
     _tests("sim", "tests/sim", workers="auto", again=True),
     # Real runtimes: one at a time, or they would measure each other.
     _tests("conformance", "tests/conformance", again=True),
-    _tests("e2e", "tests/e2e", again=True),
+    # Each worker has an instance of its own.
+    _tests("e2e", "tests/e2e", workers="2", again=True),
     _tests("templates", "tests/templates", again=True),
     # Each file has instances, or machines, of its own, and waits more than it computes.
     _tests("instance", "tests/hosts", "tests/instance", workers="4", again=True),
