@@ -83,8 +83,10 @@ async def rate(work: Callable[[], Awaitable[None]], *, at_once: int, seconds: fl
     return done / (time.perf_counter() - began)
 
 
-async def commits(server: Server, seconds: float) -> None:
-    """One row a commit, bare; with a notification inside; with one after it that waits for no disk, for all of the moment."""
+async def commits(server: Server, seconds: float) -> AsyncIterator[tuple[int, dict[str, float]]]:
+    """One row a commit, bare; with a notification inside; with one after it that waits for no disk, for all of the moment: by how many at
+    once, commits a second.
+    """
     await server.database("bare")
     where = {"host": str(server.home), "user": "postgres", "database": "bare"}
     pool = await asyncpg.create_pool(**where, min_size=8, max_size=8)
@@ -116,8 +118,7 @@ async def commits(server: Server, seconds: float) -> None:
         for _ in range(3):
             for how, found in rates.items():
                 found.append(await rate(lambda how=how: commit(how), at_once=at_once, seconds=seconds / 3))  # type: ignore[misc]
-        told = ", ".join(f"{how} {statistics.median(found):.0f}" for how, found in rates.items())
-        print(f"commits a second, {at_once} at once: {told}", flush=True)
+        yield at_once, {how: statistics.median(found) for how, found in rates.items()}
     speaking.cancel()
     await pool.close()
     await ear.close()
@@ -147,8 +148,8 @@ async def controls(server: Server | None, count: int, name: str) -> AsyncIterato
                 await world.stop()
 
 
-async def pairs(server: Server | None, count: int, name: str, seconds: float) -> None:
-    """Create and release through each control in turn."""
+async def pairs(server: Server | None, count: int, name: str, seconds: float) -> AsyncIterator[tuple[int, float, float]]:
+    """Create and release through each control in turn: by how many at once, pairs a second, and how much of a core this process took."""
     async with controls(server, count, name) as (worlds, _):
         turn = 0
 
@@ -163,18 +164,20 @@ async def pairs(server: Server | None, count: int, name: str, seconds: float) ->
             cpu, began = time.process_time(), time.perf_counter()
             found = await rate(pair, at_once=at_once, seconds=seconds)
             busy = (time.process_time() - cpu) / (time.perf_counter() - began)
-            what = "SQLite" if server is None else f"PostgreSQL, {count} controls"
-            print(f"pairs a second, {what}, {at_once} at once: {found:.0f} (this process {busy:.0%} of a core)", flush=True)
+            yield at_once, found, busy
 
 
 async def main(seconds: float) -> None:
     configure("bench", "critical")
     server = Server()
     try:
-        await commits(server, seconds)
-        await pairs(None, 1, "", seconds)
-        for count in (1, 2):
-            await pairs(server, count, f"pairs{count}", seconds)
+        async for at_once, rates in commits(server, seconds):
+            told = ", ".join(f"{how} {found:.0f}" for how, found in rates.items())
+            print(f"commits a second, {at_once} at once: {told}", flush=True)
+        for where, count in ((None, 1), (server, 1), (server, 2)):
+            what = "SQLite" if where is None else f"PostgreSQL, {count} controls"
+            async for at_once, found, busy in pairs(where, count, f"pairs{count}", seconds):
+                print(f"pairs a second, {what}, {at_once} at once: {found:.0f} (this process {busy:.0%} of a core)", flush=True)
     finally:
         server.stop()
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.drivers.oci.config import RuntimeKind
 from bench.findings import Finding
-from bench.parts import alone, creates, deletes, dense, docker, idle, inside, many, placing
+from bench.parts import alone, creates, deletes, dense, docker, idle, inside, many, placing, stores
 from bench.world import World
 
 
@@ -36,5 +36,6 @@ PARTS: Final = (
     Part("dense", "200 small sandboxes", dense.measure),
     Part("placing", "a host among ten thousand", placing.measure),
     Part("alone", "control and agent with a driver that does nothing", alone.measure),
+    Part("stores", "commits, and pairs by store", stores.measure),
     Part("many", "fifty thousand idle sandboxes", many.measure),
 )

@@ -10,6 +10,7 @@ import aiohttp
 
 from bench import alone
 from bench.findings import Finding, Verdict
+from bench.parts.stores import sqlite_rate
 from bench.product import CannotMeasure, cpu_s, pss_kib
 from bench.stats import Sample, figure
 from bench.world import World
@@ -48,6 +49,7 @@ async def measure(world: World) -> Finding:
                 rate >= PAIRS_WANTED,
             )
         )
+        finding.notes.append(f"SQLite alone makes {figure(sqlite_rate(2.0))} durable commits of one row a second here, one at a time.")
         finding.notes.append(
             f"Afterwards control has {figure(pss_kib(pair.control) / 1024)} MiB of memory (PSS), the agent {figure(pss_kib(pair.agent) / 1024)} MiB."
         )
