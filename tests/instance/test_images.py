@@ -130,3 +130,33 @@ def test_keys_are_rotated_under_running_programs(instance: Instance, signed: tup
     files = (instance.layout.secrets / "image-ed25519", instance.layout.secrets / "image-keys.json")
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert "PRIVATE" not in instance.last_words()
+
+
+def test_images_of_a_host_are_shown_pinned_and_pruned(instance: Instance, client: Client, signed: tuple[str, Path]) -> None:
+    name, _ = signed
+    image = instance.json("template", "get", name, "--json")["image"]
+
+    def listed() -> dict[str, dict[str, Any]]:
+        return {one["digest"]: one for one in instance.json("image", "ls", "--json")["images"]}
+
+    assert (listed()[image]["own"], listed()[image]["in_use"]) == (True, False)
+    assert instance.json("image", "verify", "--json") == {"problems": []}
+    sandbox = instance.create("--template", name)
+    assert listed()[image]["in_use"]
+    assert image not in {one["digest"] for one in instance.json("image", "prune", "--all", "--dry-run", "--json")["images"]}
+    instance.run("sandbox", "rm", sandbox)
+    until(lambda: not listed()[image]["in_use"], within_s=30)
+    instance.run("image", "pin", image)
+    instance.run("image", "prune", "--all")
+    assert image in listed()
+    instance.run("image", "unpin", image)
+    assert image in {one["digest"] for one in instance.json("image", "prune", "--all", "--json")["images"]}
+    assert image not in listed()
+    assert said(instance, name) == "up", "made anew of what control has"
+    page = client.http.get("/v1/operations/metrics").text
+    assert 'atoll_host_image_entries{what="trees"}' in page
+
+    # The store keeps what a template needs, and says what it would remove of others.
+    instance.run("template", "delete", name)
+    assert instance.json("image", "gc", "--dry-run", "--json")["busy"] is False
+    assert not (instance.layout.blobs / "blobs" / "sha256" / image.removeprefix("sha256:")).exists()

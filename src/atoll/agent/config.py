@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from atoll.base.errors import Code, Refused
 from atoll.base.secret import Secret
-from atoll.wire.agent import POLL_PARK_S_MAX, HostFacts
+from atoll.wire.agent import POLL_PARK_S_MAX, HostFacts, ImageCacheState
 
 CREDENTIAL_FILE: Final = "credential"
 JOURNAL_FILE: Final = "agent.db"
@@ -38,6 +39,8 @@ class AgentConfig:
     """With less free than this the host takes nothing new."""
     resolver: tuple[str, ...] = ()
     """Command line of the DNS forwarder, without `--listen`; empty: none is run."""
+    image_cache: Callable[[], ImageCacheState] | None = None
+    """What is said of the host's images; blocks. None: nothing."""
     journal_inline: bool = False
     """Write the journal in the event loop's thread; for simulators."""
 

@@ -21,7 +21,7 @@ from atoll.domain.spec import Isolation
 from atoll.drivers.port import Driver
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
-from atoll.wire.agent import Check, HostHealth
+from atoll.wire.agent import Check, HostHealth, ImageCacheState
 
 log = get_logger()
 
@@ -56,6 +56,7 @@ class Health:
         self._host: list[Finding] = []
         self._probed: dict[Isolation, list[Finding]] = {}
         self._images: list[str] = []
+        self._cache: ImageCacheState | None = None
         self._looked_at: float | None = None
         self._probed_at: float | None = None
         self._suspicious = False
@@ -117,6 +118,7 @@ class Health:
             images=self._images[:IMAGES_MAX],
             quarantined=self._quarantine.names()[:100],
             disk_free_mib=free_mib(self._config.state_directory),
+            image_cache=self._cache,
         )
 
     async def _look(self) -> None:
@@ -135,6 +137,11 @@ class Health:
             except (AtollError, OSError) as error:
                 log.warning(events.CHECK_FAILED, check="images", detail=f"{type(error).__name__}: {error}")
         self._images = list(digests)
+        if self._config.image_cache is not None:
+            try:
+                self._cache = await asyncio.to_thread(self._config.image_cache)
+            except (AtollError, OSError) as error:
+                log.warning(events.CHECK_FAILED, check="image_cache", detail=f"{type(error).__name__}: {error}")
         self._tell()
 
     def _isolations(self) -> list[str]:

@@ -194,6 +194,10 @@ class Api:
                 break
         return found
 
+    def collect_artifacts(self, *, dry_run: bool = False) -> Json:
+        """Remove what nothing needs from the artifact store; what went, or would go; operators only."""
+        return self._call("POST", "/v1/operations/artifacts/collect", json={"dryRun": dry_run})
+
     def audit(
         self, wanted: Mapping[str, str | None] | None = None, *, after: int = 0, newest: bool = False, limit: int = PAGE
     ) -> list[Json]:

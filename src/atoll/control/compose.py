@@ -416,6 +416,8 @@ class Control:
             watching=self.alerts,
             version=settings.version,
             shared=shared,
+            image_caches=self.sessions.image_caches,
+            collecting=self.imports.collected,
         )
         giving = None
         if settings.images is not None and self.artifacts is not None and self.manifests is not None:

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
+from atoll.control.operations import CollectedArtifacts
 from atoll.control.own_registry import OwnRegistry
 from atoll.control.service import Caller
 from atoll.domain.building import DEFAULT_TAG
@@ -175,19 +176,26 @@ class Imports:
         finally:
             self.holders -= 1
 
-    async def collect(self, *, dry_run: bool = False) -> Collected:
+    async def collect(self) -> None:
         """Remove the blobs that no template and no living sandbox needs, when nothing is being pulled: whoever begins to waits meanwhile."""
+        try:
+            await self._collect(dry_run=False)
+        except AtollError as error:
+            LOG.warning(names.ARTIFACTS_NOT_COLLECTED, code=error.code, error=error.message)
+
+    async def _collect(self, *, dry_run: bool) -> Collected:
         if self.library is None or self._busy():
             return Collected((), 0)
         async with self.collecting:
             wanted = await self.store.read(lambda conn: stored.images_wanted(conn) | builds.images_wanted(conn))
-            if self._busy():
-                return Collected((), 0)
-            try:
-                return await self.library.collect(wanted, dry_run=dry_run)
-            except AtollError as error:
-                LOG.warning(names.ARTIFACTS_NOT_COLLECTED, code=error.code, error=error.message)
-                return Collected((), 0)
+            return Collected((), 0) if self._busy() else await self.library.collect(wanted, dry_run=dry_run)
+
+    async def collected(self, dry_run: bool) -> CollectedArtifacts:  # noqa: FBT001 - it is the one thing that is said
+        """As Operations.collect. *Errors*: those of the artifact store."""
+        if self._busy():
+            return CollectedArtifacts((), 0, busy=True)
+        found = await self._collect(dry_run=dry_run)
+        return CollectedArtifacts(found.keys, found.size)
 
     def _busy(self) -> bool:
         return bool(self.holders or self.tasks - {asyncio.current_task()})

@@ -79,6 +79,16 @@ class AlertRecord:
     cleared_at: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class CollectedArtifacts:
+    """What went, or would go. *Units*: bytes."""
+
+    keys: tuple[str, ...]
+    size: int
+    busy: bool = False
+    """Images are being made at this moment, so nothing was looked at."""
+
+
 class Operations(Protocol):
     """All for operators only. *Errors*: FORBIDDEN; Unavailable of the store."""
 
@@ -97,6 +107,10 @@ class Operations(Protocol):
 
     async def metrics(self, caller: Caller) -> bytes:
         """Everything that this process counts, in Prometheus' text format."""
+        ...
+
+    async def collect(self, caller: Caller, *, dry_run: bool) -> CollectedArtifacts:
+        """Remove from the artifact store what nothing on record needs. *Errors*: those of the store; NOT_SUPPORTED where there is none."""
         ...
 
     async def did(self, act: Act) -> None:

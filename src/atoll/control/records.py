@@ -8,7 +8,7 @@ import binascii
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -21,17 +21,18 @@ from atoll.control.directory import Directory
 from atoll.control.hub import Hub
 from atoll.control.loops.alerts import Alerts
 from atoll.control.metering import Meter
-from atoll.control.operations import AlertQuery, AlertRecord, AuditQuery, AuditRecord, EventQuery
+from atoll.control.operations import AlertQuery, AlertRecord, AuditQuery, AuditRecord, CollectedArtifacts, EventQuery
 from atoll.control.routes import Routes
 from atoll.control.service import Caller, EventRecord, Page
 from atoll.domain.host import Admin, health
-from atoll.domain.operations import Act, Alert
+from atoll.domain.operations import Act, Action, Alert
 from atoll.planning.admission import Bucket
 from atoll.store import operations as stored
 from atoll.store import tenancy
 from atoll.store.engine import Store
 from atoll.telemetry import metrics as m
 from atoll.telemetry import process
+from atoll.wire.agent import ImageCacheState
 
 STREAMS_MAX: Final = 64
 PING_S: Final = 10.0
@@ -60,6 +61,10 @@ class Records:
     watching: Alerts
     version: str
     shared: bool
+    image_caches: Mapping[str, ImageCacheState] = field(default_factory=dict)
+    """By host, as its newest poll to this replica has said."""
+    collecting: Callable[[bool], Awaitable[CollectedArtifacts]] | None = None
+    """`await collecting(dry_run)`."""
     streams: int = 0
     _refusals: Bucket | None = None
     _counted: Sequence[tuple[str, str, int]] = ()
@@ -163,6 +168,17 @@ class Records:
         await self._look()
         return self.meter.metrics.page()
 
+    async def collect(self, caller: Caller, *, dry_run: bool) -> CollectedArtifacts:
+        """As Operations.collect."""
+        _operator(caller)
+        if self.collecting is None:
+            raise Refused(Code.NOT_SUPPORTED, "this control process keeps no images")
+        found = await self.collecting(dry_run)
+        if not dry_run:
+            done = Act(caller.actor(), Action.ARTIFACTS_COLLECT, "artifacts", data={"count": len(found.keys), "bytes": found.size})
+            await self.did(done)
+        return found
+
     async def _look(self) -> None:
         metrics, meter, now = self.meter.metrics, self.meter, self.clock.now()
         census, alerts = await self._census(), await self.store.read(stored.open_alerts)
@@ -184,11 +200,23 @@ class Records:
                 metrics.put(spec, getattr(vector, name), name)
         for alert in alerts:
             metrics.put(m.ALERTS, metrics.value(m.ALERTS, alert.severity) + 1, alert.severity)
+        self._put_images()
         metrics.put(m.EVENT_STREAMS, self.streams)
         lengths = {"store": meter.storing, "polls": meter.parked, "creates": meter.creating, "requests": meter.in_flight}
         for queue, length in {**lengths, "edges": self.routes.followers}.items():
             metrics.put(m.WAITING, length, queue)
         process.look(metrics, version=self.version)
+
+    def _put_images(self) -> None:
+        known = {advert.host.id for advert in self.directory.adverts() if advert.host.admin is not Admin.DISABLED}
+        found = [state for host_id, state in self.image_caches.items() if host_id in known]
+        put = self.meter.metrics.put
+        for what in ("tree", "blob"):
+            put(m.IMAGE_BYTES, sum(getattr(state, f"{what}_bytes") for state in found), f"{what}s")
+        for what in ("trees", "blobs", "quarantined", "pinned"):
+            put(m.IMAGE_ENTRIES, sum(getattr(state, what) for state in found), what)
+        for name, how in (("hits", "hit"), ("fetches", "fetched")):
+            put(m.IMAGE_USES, sum(getattr(state, name) for state in found), how)
 
     async def _census(self) -> Sequence[tuple[str, str, int]]:
         began = time.perf_counter()

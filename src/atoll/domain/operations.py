@@ -85,6 +85,7 @@ class Action(StrEnum):
     TEMPLATE_UNPUBLISH = "template.unpublish"
     TEMPLATE_DELETE = "template.delete"
     REGISTRY_TOKEN = "registry.token"  # noqa: S105 - an action, not a secret
+    ARTIFACTS_COLLECT = "artifacts.collect"
 
 
 DONE = "done"

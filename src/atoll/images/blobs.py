@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
-def trim(store: Path, *, size_bytes_max: int) -> int:
-    """Remove the blobs that came first, and what killed runs left, until the rest fits; answers how many bytes went. Blocks.
+def trim(store: Path, *, size_bytes_max: int, kept: Collection[str] = ()) -> int:
+    """Remove what was used longest ago, blobs and what killed runs left, until the rest fits; how many bytes went. Blocks. `kept`: names of blobs.
 
     Call it while nothing is fetched or unpacked. *Idempotency*: a second time finds nothing.
     """
     known = []
     for place in ("partial", "quarantine", "blobs/sha256"):
         for path in (store / place).iterdir() if (store / place).is_dir() else ():
+            if path.name in kept and place == "blobs/sha256":
+                continue
             info = path.lstat()
             known.append((info.st_mtime, info.st_size, path))
     total, freed = sum(size for _, size, _ in known), 0
@@ -27,6 +32,13 @@ def trim(store: Path, *, size_bytes_max: int) -> int:
         path.unlink(missing_ok=True)
         freed += size
     return freed
+
+
+def used(store: Path, digest: str) -> None:
+    """Note that an image's blobs are used now; blocks."""
+    for name in blobs_of(store, digest):
+        with contextlib.suppress(OSError):
+            os.utime(store / "blobs" / "sha256" / name)
 
 
 def blobs_of(store: Path, digest: str) -> set[str]:

@@ -19,12 +19,10 @@ from typing import Any, Final
 from atoll.images import assembling, blobs
 from atoll.images.cache import OWN, CachedImage, ImageCache
 from atoll.images.carrier import Carrier
+from atoll.images.policy import BLOBS_MIB_MAX, SIZE_MIB_MAX, Policy, load
 from atoll.images.trust import Trust
 
 DOOMED: Final = ".doomed-"
-SIZE_MIB_MAX: Final = 50 * 1024
-BLOBS_MIB_MAX: Final = 10 * 1024
-"""Of blobs that were fetched: what images share is not fetched again, and trees need none of them any more."""
 
 Objects = Callable[[], Mapping[str, Any]]
 """Where images are fetched from, as `Carrier.fetch` is told; it may hold a credential, so it is read each time."""
@@ -42,12 +40,20 @@ class Unpacking:
         objects: Objects | None = None,
         blobs_mib_max: int = BLOBS_MIB_MAX,
         trust: Trust | None = None,
+        policy: Path | None = None,
     ) -> None:
         """`objects`: where to fetch what the carrier's store has not; None: control itself fills that store.
+
+        `policy`: the file with limits and pins, which is read at each collection; None: the limits that are given, and no pins.
 
         `trust`: what says which images may be started; None, for tests of single parts: all.
         """
         self.trust = trust
+        self._policy = policy
+        self.hits = 0
+        """Starts that found their tree."""
+        self.fetches = 0
+        """Images that were fetched."""
         self._carrier = carrier
         self._objects = objects
         self._blobs_bytes_max = blobs_mib_max << 20
@@ -67,6 +73,20 @@ class Unpacking:
             self._pins[digest] -= 1
             if self._pins[digest] <= 0:
                 del self._pins[digest]
+
+    def is_pinned(self, digest: str) -> bool:
+        """Whether somebody is about to use it."""
+        return digest in self._pins
+
+    @property
+    def store(self) -> Path:
+        """Where its blobs are."""
+        return self._carrier.store
+
+    @property
+    def fetching(self) -> bool:
+        """Whether blobs are fetched, and so this host's own to keep or not."""
+        return self._objects is not None
 
     @property
     def program(self) -> Path:
@@ -92,6 +112,7 @@ class Unpacking:
 
     async def _fetch(self, digest: str, objects: Objects) -> None:
         if not await asyncio.to_thread(assembling.is_whole, self._carrier.store, digest):
+            self.fetches += 1
             await self._carrier.fetch(digest, await asyncio.to_thread(objects))
 
     async def ensure(self, digest: str, *, base: tuple[str, Path] | None = None) -> None:
@@ -108,6 +129,8 @@ class Unpacking:
 
     async def _unpack(self, digest: str, base: tuple[str, Path] | None) -> None:
         await self._carrier.unpack(digest, self.directory, base=base)
+        if self._objects is not None:
+            await asyncio.to_thread(blobs.used, self._carrier.store, digest)
 
     async def close(self) -> None:
         """End what runs; nothing half-made is left in use."""
@@ -116,26 +139,42 @@ class Unpacking:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def collect(self, cache: ImageCache, in_use: Callable[[], set[str]]) -> list[str]:
-        """Remove what nothing uses, least recently used first, until the limit holds. Answers the removed digests."""
+    async def collect(
+        self, cache: ImageCache, in_use: Callable[[], set[str]], *, policy: Policy | None = None, dry_run: bool = False, made: str = ""
+    ) -> list[str]:
+        """Remove what nothing uses and nobody has pinned, used longest ago first, until the limits hold. Answers the digests of the trees
+        that went, or would go. `made`: the image that the caller has pinned and whose tree is ready. *Errors*: Refused SETUP_FAILED when the policy's file is broken: then nothing went.
+        """
+        policy = policy or self._limits()
         own = await asyncio.to_thread(lambda: [image for image in cache.all() if image.directory.parent == self.directory / OWN])
         total = sum(image.own_bytes for image in own)
         removed: list[str] = []
         for image in sorted(own, key=_used_at):
-            if total <= self._size_bytes_max:
+            if total <= policy.trees_mib_max << 20:
                 break
             # No await from here to the rename: nobody can pin the image, look it up and note its use in between.
-            if image.digest in self._pins or image.digest in in_use():
+            if image.digest in policy.pins or image.digest in self._pins or image.digest in in_use():
                 continue
-            doomed = image.directory.with_name(DOOMED + image.directory.name)
-            image.directory.rename(doomed)
-            await asyncio.to_thread(shutil.rmtree, doomed)
+            if not dry_run:
+                await asyncio.to_thread(shutil.rmtree, self.doom(image))
             total -= image.own_bytes
             removed.append(image.digest)
-        if self._objects is not None and not self._running and not self._fetching and len(self._pins) <= 1:
-            # Whoever has pinned an image may be between its blobs and its tree: but for the caller, nobody is.
-            blobs.trim(self._carrier.store, size_bytes_max=self._blobs_bytes_max)
+        if self._objects is not None and not dry_run and not self._running and not self._fetching and not self._pins.keys() - {made}:
+            # Whoever has pinned an image may be between its blobs and its tree: nobody is now.
+            kept = {name for digest in policy.pins for name in blobs.blobs_of(self._carrier.store, digest)}
+            blobs.trim(self._carrier.store, size_bytes_max=policy.blobs_mib_max << 20, kept=kept)
         return removed
+
+    def _limits(self) -> Policy:
+        if self._policy is not None:
+            return load(self._policy)
+        return Policy(self._size_bytes_max >> 20, self._blobs_bytes_max >> 20)
+
+    def doom(self, image: CachedImage) -> Path:
+        """Take a tree out of use at once; what is to be removed then. The caller has seen that nothing uses it."""
+        doomed = image.directory.with_name(DOOMED + image.directory.name)
+        image.directory.rename(doomed)
+        return doomed
 
     def sweep(self) -> None:
         """Finish removals that were cut short; blocks. What is being unpacked is under its lock and stays."""

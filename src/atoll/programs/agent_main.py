@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
     from atoll.agent.transport import HttpTransport
     from atoll.domain.spec import Isolation
     from atoll.drivers.port import Driver, Mark
+    from atoll.images.shelf import Shelf
     from atoll.images.trust import Trust
+    from atoll.images.unpacking import Unpacking
     from atoll.programs.hosting import HostConfig
-    from atoll.wire.agent import Registration
+    from atoll.wire.agent import ImageCacheState, Registration
 
 NAME: Final = "agent"
 ENROLL_S: Final = 120.0
@@ -49,14 +52,14 @@ _ENROLL_EVERY_S: Final = 0.25
 log = get_logger()
 
 
-def drivers(place: Layout, config: HostConfig, *, host_id: str, trust: Trust | None = None) -> dict[Isolation, Driver]:
-    """The drivers of this machine by what they isolate with. `trust`: else one of their own."""
+def drivers(place: Layout, config: HostConfig, *, host_id: str, unpacking: Unpacking | None = None) -> dict[Isolation, Driver]:
+    """The drivers of this machine by what they isolate with. `unpacking`: else one of their own."""
     from atoll.drivers.port import Mark
 
     mark = Mark(config.install_id, host_id)
     if config.driver is hosting.DriverName.FAKE:
         return _fake_drivers(place, mark)
-    return _oci_drivers(place, mark, config, trust or trusting(place, config))
+    return _oci_drivers(place, mark, config, unpacking or own_images(place, config))
 
 
 def _fake_drivers(place: Layout, mark: Mark) -> dict[Isolation, Driver]:
@@ -82,22 +85,39 @@ def trusting(place: Layout, config: HostConfig) -> Trust:
     return Trust(place.agent, Told(place, config))
 
 
-def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, trust: Trust) -> dict[Isolation, Driver]:
+def own_images(place: Layout, config: HostConfig, trust: Trust | None = None) -> Unpacking:
+    """What makes this host's images. `trust`: else one of its own."""
+    from atoll.images.carrier import Carrier
+    from atoll.images.policy import FILE
+    from atoll.images.unpacking import Unpacking
+
+    program, policy, trust = bin_directory() / "atoll-io", place.agent / FILE, trust or trusting(place, config)
+    if config.joined or control_config.load(place).artifacts is not None:
+        carrier = Carrier(program, place.fetched)
+        return Unpacking(carrier, place.images, objects=lambda: objects(place, config), trust=trust, policy=policy)
+    # Control's own folder: its blobs are there.
+    return Unpacking(Carrier(program, place.blobs), place.images, trust=trust, policy=policy)
+
+
+def shelf(place: Layout, unpacking: Unpacking) -> Shelf:
+    """This host's images, for people."""
+    from atoll.drivers.oci.images import in_use
+    from atoll.images.cache import ImageCache
+    from atoll.images.policy import FILE
+    from atoll.images.shelf import Shelf
+
+    cache = ImageCache(cache_directory(), place.images)
+    return Shelf(unpacking, cache, place.agent / FILE, lambda: in_use(place.sandboxes))
+
+
+def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, unpacking: Unpacking) -> dict[Isolation, Driver]:
     """GVisor by runsc, a shared kernel by crun or runc. They share one slot pool."""
     from atoll.domain.spec import Isolation
     from atoll.drivers.oci.build import oci_driver, slot_pool
     from atoll.drivers.oci.config import OciConfig, RuntimeKind
-    from atoll.images.carrier import Carrier
-    from atoll.images.unpacking import Unpacking
 
     pool = slot_pool(mark, subnet=config.subnet or 0)
     binaries = bin_directory()
-    if config.joined or control_config.load(place).artifacts is not None:
-        carrier = Carrier(binaries / "atoll-io", place.fetched)
-        unpacking = Unpacking(carrier, place.images, objects=lambda: objects(place, config), trust=trust)
-    else:
-        # Control's own folder: its blobs are there.
-        unpacking = Unpacking(Carrier(binaries / "atoll-io", place.blobs), place.images, trust=trust)
 
     def of(kind: RuntimeKind) -> OciConfig:
         return OciConfig(
@@ -234,7 +254,7 @@ def transport(config: HostConfig, credential: Secret | None = None) -> HttpTrans
 async def run(place: Layout, config: HostConfig) -> int:
     """Be the agent until SIGTERM; the process's exit status."""
     from atoll.agent.agent import Agent
-    from atoll.programs import agent_socket
+    from atoll.programs import agent_socket, image_socket
     from atoll.programs.heard import Heard
 
     if config.joined:
@@ -245,10 +265,12 @@ async def run(place: Layout, config: HostConfig) -> int:
     settings = agent_config(place, config)
     who = await identity(place, config, settings)
     trust = trusting(place, config)
+    unpacking = own_images(place, config, trust)
+    images = shelf(place, unpacking)
     agent = Agent(
-        settings,
+        replace(settings, image_cache=lambda: _told_of(images)),
         who,
-        drivers=drivers(place, config, host_id=who.host_id, trust=trust),
+        drivers=drivers(place, config, host_id=who.host_id, unpacking=unpacking),
         clock=SystemClock(),
         dice=os.urandom,
         transport=transport(config, who.credential),
@@ -261,12 +283,19 @@ async def run(place: Layout, config: HostConfig) -> int:
     log.info(events.PROCESS_STARTED, pid=os.getpid(), host_id=who.host_id)
     following = asyncio.create_task(_follow_keys(trust))
     try:
-        async with agent_socket.serving(place.agent_socket, agent):
+        async with agent_socket.serving(place.agent_socket, agent), image_socket.serving(place.image_socket, images):
             return await agent.run()
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         log.info(events.PROCESS_STOPPED)
+
+
+def _told_of(images: Shelf) -> ImageCacheState:
+    """What polls say of this host's images."""
+    from atoll.wire.agent import ImageCacheState
+
+    return ImageCacheState(**asdict(images.sum()))
 
 
 async def _follow_keys(trust: Trust) -> None:

@@ -1,7 +1,8 @@
-"""`atoll image`: what an operator does with images on this machine: the keys that sign them."""
+"""`atoll image`: the images of this machine as a host, and the keys that sign images."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -10,14 +11,147 @@ import typer
 from atoll.base.errors import Code, Refused
 from atoll.cli import output
 from atoll.cli.output import JsonOption
+from atoll.cli.session import session
 from atoll.programs import hosting
 from atoll.programs.files import exclusive, read_json, write_whole
 from atoll.programs.layout import Layout, layout_of
 from atoll.programs.users import require_root
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Images on this machine, and the keys that sign them.")
+Digest = Annotated[str, typer.Argument(help="sha256:HEX, as `atoll image ls` shows it.")]
 key = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys that sign images.")
 app.add_typer(key, name="key")
+
+
+@app.command("ls")
+def ls(*, as_json: JsonOption = False) -> None:
+    """Show the images that this host has ready, used last first (root)."""
+    found = _ask("ls", {"do": "ls"})
+    if as_json:
+        output.document(found)
+        return
+    output.table(
+        [
+            ("IMAGE", lambda item: item["digest"]),
+            ("NAME", lambda item: item["name"] if not item["own"] else ""),
+            ("SIZE", lambda item: _amount(item["size_bytes"])),
+            ("OWN", lambda item: _amount(item["own_bytes"])),
+            ("USED", lambda item: time.strftime("%Y-%m-%d %H:%M", time.localtime(item["used_at"]))),
+            ("", lambda item: " ".join(word for word in ("pinned", "in_use") if item[word]).replace("_", " ")),
+        ],
+        found["images"],
+        empty="No images.",
+    )
+    told, limits = found["sum"], found["limits"]
+    typer.echo(
+        f"{told['trees']} made here, {_amount(told['tree_bytes'])} of at most {limits['treesMib']} MiB; "
+        f"{told['blobs']} blobs, {_amount(told['blob_bytes'])} of at most {limits['blobsMib']} MiB; "
+        f"{told['quarantined']} in quarantine",
+        err=True,
+    )
+
+
+@app.command("verify")
+def verify(*, as_json: JsonOption = False) -> None:
+    """Count every image and digest every blob of this host (root). Status 4 when something is wrong: it is set aside where nothing uses it."""
+    found = _ask("verify", {"do": "verify"})
+    if as_json:
+        output.document(found)
+    else:
+        print("\n".join(found["problems"]) or "all is whole")
+    if found["problems"]:
+        raise typer.Exit(4)
+
+
+@app.command("prune")
+def prune(
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All that nothing uses and nobody has pinned, not only what is over the limit.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove images that no sandbox stands on, used longest ago first (root)."""
+    found = _ask("prune", {"do": "prune", "all": everything, "dry_run": dry_run})
+    if as_json:
+        output.document(found)
+        return
+    for one in found["images"]:
+        print(one["digest"])
+    typer.echo(f"{len(found['images'])} image(s), {_amount(found['bytes'])} {'would go' if dry_run else 'went'}", err=True)
+
+
+@app.command("pin")
+def pin(digest: Digest, *, as_json: JsonOption = False) -> None:
+    """Keep an image on this host, whatever its limit (root)."""
+    _answer(_ask("pin", {"do": "pin", "digest": digest}), as_json=as_json)
+
+
+@app.command("unpin")
+def unpin(digest: Digest, *, as_json: JsonOption = False) -> None:
+    """Keep it no longer than others (root)."""
+    _answer(_ask("unpin", {"do": "unpin", "digest": digest}), as_json=as_json)
+
+
+@app.command("limit")
+def limit(
+    *,
+    trees_mib: Annotated[int | None, typer.Option("--images-mib", min=0, help="Of what is unpacked.")] = None,
+    blobs_mib: Annotated[int | None, typer.Option("--blobs-mib", min=0, help="Of what was fetched.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or set how much this host keeps (root); it holds from the next image on, or with `atoll image prune`."""
+    _answer(_ask("limit", {"do": "limit", "trees_mib": trees_mib, "blobs_mib": blobs_mib}), as_json=as_json)
+
+
+@app.command("gc")
+def gc(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove from the deployment's artifact store what no template, build or living sandbox needs (operators)."""
+    with session() as api:
+        found = api.collect_artifacts(dry_run=dry_run)
+    if as_json:
+        output.document(found)
+        return
+    for name in found["keys"]:
+        print(name)
+    said = "would go" if dry_run else "went"
+    typer.echo(
+        f"{found['count']} artifact(s), {_amount(found['bytes'])} {said}" + ("; images are being made now" if found["busy"] else ""),
+        err=True,
+    )
+
+
+def _amount(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB"
+
+
+def _answer(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.document(found)
+        return
+    print(", ".join(f"{name}: {str(value).lower()}" for name, value in found.items()))
+
+
+def _ask(what: str, request: dict[str, Any]) -> dict[str, Any]:
+    """The running agent's answer, or that of its shelf where none runs. *Errors*: Refused NOT_RUNNING: this machine is no host."""
+    import asyncio
+
+    from atoll.programs import agent_main, image_socket
+
+    require_root(f"atoll image {what}")
+    place = layout_of()
+    config = hosting.load(place)
+    found = image_socket.ask(place.image_socket, request)
+    if found is not None:
+        return found
+    with agent_main.agent_stopped(place):
+        shelf = agent_main.shelf(place, agent_main.own_images(place, config))
+        return asyncio.run(shelf.asked(request))
 
 
 @key.command("show")

@@ -146,6 +146,11 @@ class Layout:
         return self.run / "agent.sock"
 
     @property
+    def image_socket(self) -> Path:
+        """Where the running agent is asked about its images."""
+        return self.run / "images.sock"
+
+    @property
     def fake_machine(self) -> Path:
         """What a fake driver's machine consists of."""
         return self.home / "fake-machine"

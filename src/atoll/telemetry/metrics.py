@@ -37,6 +37,7 @@ _CODE: Final = ("code", "codes of docs/ERRORS.md")
 _REASON: Final = ("reason", "codes of docs/ERRORS.md")
 _RESOURCE: Final = ("resource", "`cpu_millis`, `memory_mib`, `disk_mib`, `slots`")
 _STATUS: Final = ("status", "`2xx`, `3xx`, `4xx`, `5xx`, or `none` when the client had gone")
+_KEPT: Final = ("what", "`trees`: unpacked, `blobs`: as fetched, `quarantined`: not what they claimed, `pinned`: trees that stay")
 _SECONDS: Final = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96)
 _SHORT_SECONDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 
@@ -94,6 +95,19 @@ HOSTS: Final = Spec(
 CAPACITY: Final = Spec("atoll_capacity", "What hosts that are not disabled have registered, summed.", (_RESOURCE,))
 USED: Final = Spec("atoll_used", "What placements on them hold, summed.", (_RESOURCE,))
 ALERTS: Final = Spec("atoll_alerts", "Open alerts.", (("severity", "`info`, `warning`, `critical`"),))
+IMAGE_BYTES: Final = Spec(
+    "atoll_host_image_bytes",
+    "What hosts keep of images, by their newest polls to this process, summed.",
+    (("what", "`trees`: unpacked, `blobs`: as fetched"),),
+)
+IMAGE_ENTRIES: Final = Spec(
+    "atoll_host_image_entries", "How many images and blobs hosts keep, by their newest polls to this process, summed.", (_KEPT,)
+)
+IMAGE_USES: Final = Spec(
+    "atoll_host_image_uses",
+    "Starts on hosts since their agents began, by their newest polls to this process, summed.",
+    (("how", "`hit`: the image was ready, `fetched`: it was not"),),
+)
 WAITING: Final = Spec(
     "atoll_queue_length",
     "How many wait: `store` for a commit, `polls` are parked, `creates` for readiness, `edges` follow routes, `requests` are in flight.",
@@ -109,7 +123,21 @@ COUNTERS: Final = (
     HTTP, ALERTS_RAISED, CPU,
 )  # fmt: skip
 HISTOGRAMS: Final = (PHASES, COMMIT_SECONDS, HTTP_SECONDS)
-GAUGES: Final = (SANDBOXES, HOSTS, CAPACITY, USED, ALERTS, WAITING, EVENT_STREAMS, INFO, START, MEMORY)
+GAUGES: Final = (
+    SANDBOXES,
+    HOSTS,
+    CAPACITY,
+    USED,
+    ALERTS,
+    IMAGE_BYTES,
+    IMAGE_ENTRIES,
+    IMAGE_USES,
+    WAITING,
+    EVENT_STREAMS,
+    INFO,
+    START,
+    MEMORY,
+)
 
 
 class Metrics:

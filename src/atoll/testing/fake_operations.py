@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.base.errors import Code, Refused
-from atoll.control.operations import AlertQuery, AlertRecord, AuditQuery, AuditRecord, EventQuery
+from atoll.control.operations import AlertQuery, AlertRecord, AuditQuery, AuditRecord, CollectedArtifacts, EventQuery
 from atoll.control.service import Caller, EventRecord, Page
 from atoll.domain.operations import Act
 
@@ -19,6 +19,8 @@ class FakeOperations:
     service: Any
     alerts_known: list[AlertRecord] = field(default_factory=list)
     entries: list[AuditRecord] = field(default_factory=list)
+    artifacts: dict[str, int] = field(default_factory=dict)
+    """Keys and sizes of what nothing needs."""
     page: bytes = b"# HELP atoll_sandboxes Living sandboxes.\n# TYPE atoll_sandboxes gauge\natoll_sandboxes 1.0\n"
 
     async def alerts(self, caller: Caller, query: AlertQuery) -> Page[AlertRecord]:
@@ -76,6 +78,13 @@ class FakeOperations:
     async def metrics(self, caller: Caller) -> bytes:
         _operator(caller)
         return self.page
+
+    async def collect(self, caller: Caller, *, dry_run: bool) -> CollectedArtifacts:
+        _operator(caller)
+        found = CollectedArtifacts(tuple(self.artifacts), sum(self.artifacts.values()))
+        if not dry_run:
+            self.artifacts.clear()
+        return found
 
     async def refused(self, act: Act) -> None:
         actor = act.actor

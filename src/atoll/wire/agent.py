@@ -127,6 +127,22 @@ class Check(Message):
     """What to do when it failed."""
 
 
+class ImageCacheState(Message):
+    """A host's own images. *Units*: bytes."""
+
+    trees: int = 0
+    tree_bytes: int = 0
+    blobs: int = 0
+    blob_bytes: int = 0
+    quarantined: int = 0
+    """Blobs that were not what their names said."""
+    pinned: int = 0
+    hits: int = 0
+    """Starts that found their image ready, since the agent began."""
+    fetches: int = 0
+    """Images that were fetched since then."""
+
+
 class HostHealth(Message):
     """What changes between polls."""
 
@@ -137,6 +153,7 @@ class HostHealth(Message):
     quarantined: list[str] = Field(default_factory=list)
     slots_ready: int = 0
     disk_free_mib: int = 0
+    image_cache: ImageCacheState | None = None
 
 
 class Observation(Message):

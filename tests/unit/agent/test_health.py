@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,10 @@ from atoll.agent.config import AgentConfig
 from atoll.agent.doctor import Finding
 from atoll.agent.health import LOOK_EVERY_S, PROBE_AGAIN_S, Health
 from atoll.agent.inventory import Quarantine
-from atoll.base.errors import Code
+from atoll.base.errors import Code, Refused
 from atoll.domain.spec import Isolation
 from atoll.drivers.port import Capabilities, Probe
-from atoll.wire.agent import HostFacts
+from atoll.wire.agent import HostFacts, ImageCacheState
 
 
 class Time:
@@ -86,6 +86,23 @@ async def test_a_probe_that_fails_is_run_again_when_the_host_comes_right(stand):
     assert driver.probes == 2
     assert (await health.compose()).isolations == ["gvisor"]
     keeping.cancel()
+
+
+async def test_what_it_keeps_of_images_is_told_and_a_look_that_fails_says_what_was_seen_last(stand):
+    health, _driver, time, _looks = stand
+    await health.probe()
+    assert (await health.compose()).image_cache is None
+    state = ImageCacheState(trees=3, tree_bytes=30)
+    health._config = replace(health._config, image_cache=lambda: state)
+    time.at += LOOK_EVERY_S + 1
+    assert (await health.compose()).image_cache == state
+
+    def broken() -> ImageCacheState:
+        raise Refused(Code.SETUP_FAILED, "the file cannot be used")
+
+    health._config = replace(health._config, image_cache=broken)
+    time.at += LOOK_EVERY_S + 1
+    assert (await health.compose()).image_cache == state
 
 
 async def test_a_host_that_stays_as_it_is_is_not_probed_before_its_time(stand):

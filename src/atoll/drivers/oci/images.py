@@ -13,7 +13,10 @@ from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import OciConfig
 from atoll.images.cache import CachedImage, ImageCache
 from atoll.images.unpacking import Unpacking, touch
+from atoll.telemetry import events
+from atoll.telemetry.log import get_logger
 
+LOG = get_logger()
 T = TypeVar("T")
 
 BASE_NAME = "base"
@@ -48,6 +51,8 @@ class Images:
             await self._unpacking.trust.check(spec, ready=lambda: self._is_ready(spec))
         try:
             image = await self._verified(spec)
+            if self._unpacking is not None:
+                self._unpacking.hits += 1
         except Refused as missing:
             if self._unpacking is None or missing.code is not Code.IMAGE_UNAVAILABLE or not spec.image:
                 raise
@@ -81,13 +86,15 @@ class Images:
             if error.code in (Code.IMAGE_UNAVAILABLE, Code.INVALID_REQUEST):
                 raise missing from error
             raise
-        await self._unpacking.collect(self.cache, self._in_use)
+        try:
+            await self._unpacking.collect(self.cache, self._in_use, made=spec.image)
+        except Refused as refusal:
+            # What is pinned is not known, so nothing goes; what is to be started has its tree.
+            LOG.warning(events.CHECK_FAILED, check="image.policy", detail=refusal.message)
         return await self._verified(spec)
 
     def _in_use(self) -> set[str]:
-        """What the placements of this instance stand on, by their records."""
-        found = (records.read(path) for path in self._state_dir.iterdir() if path.is_dir())
-        return {record.image for record in found if record is not None}
+        return in_use(self._state_dir)
 
     async def open(self) -> None:
         """Finish what an earlier run was removing."""
@@ -98,3 +105,9 @@ class Images:
         """End what is being unpacked."""
         if self._unpacking is not None:
             await self._unpacking.close()
+
+
+def in_use(state_dir: Path) -> set[str]:
+    """What the placements of an instance stand on, by their records."""
+    found = (records.read(path) for path in state_dir.iterdir() if path.is_dir())
+    return {record.image for record in found if record is not None}

@@ -298,6 +298,7 @@ async def test_operation_ids_are_stable(api) -> None:
         "explainSandboxPlacement": "GET /v1/sandboxes/{sandbox_id}/placement",
         "explainPlacement": "POST /v1/placement/explain",
         "listAlerts": "GET /v1/operations/alerts",
+        "collectArtifacts": "POST /v1/operations/artifacts/collect",
         "listAudit": "GET /v1/operations/audit",
         "listEvents": "GET /v1/operations/events",
         "streamEvents": "GET /v1/operations/events/stream",

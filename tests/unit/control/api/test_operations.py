@@ -178,3 +178,14 @@ async def test_the_document_is_whole(document) -> None:
         incoming = schema.get("additionalProperties") is False
         assert not incoming or schema.get("examples"), f"{name} has no example"
     assert document["components"]["schemas"]["ErrorBody"]["examples"]
+
+
+async def test_artifacts_are_shown_before_they_go(api, checked) -> None:
+    path = "/v1/operations/artifacts/collect"
+    api.current.operations.artifacts |= {"blobs/sha256/a": 5, "manifests/sha256/b": 7}
+    assert (await checked("POST", path, json={})).status_code == 403
+    shown = (await checked("POST", path, key=api.operator_key, json={"dryRun": True})).json()
+    assert shown == {"count": 2, "bytes": 12, "keys": ["blobs/sha256/a", "manifests/sha256/b"], "busy": False}
+    assert (await checked("POST", path, key=api.operator_key, json={})).json() == shown
+    assert (await checked("POST", path, key=api.operator_key, json={})).json()["count"] == 0
+    assert (await checked("POST", path, key=api.operator_key, json={"dryRun": "maybe?"})).status_code == 400

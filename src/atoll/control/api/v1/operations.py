@@ -19,6 +19,7 @@ from atoll.control.operations import AlertQuery, AuditQuery, EventQuery, Operati
 from atoll.control.service import EventRecord
 from atoll.telemetry.metrics import CONTENT_TYPE
 
+KEYS_MAX: Final = 1000
 LINES: Final = "application/x-ndjson"
 STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {LINES: {"schema": {"type": "string"}}}, "description": "One event a line; an empty line says that the stream lives"}
@@ -62,6 +63,8 @@ class OperationsApi:
             response_class=Response,
             responses=STREAM,
         )
+        path = f"{base}/artifacts/collect"
+        add(path, self.collect, methods=["POST"], operation_id="collectArtifacts", response_model=models.CollectedView)
         for path, operation_id in ((f"{base}/metrics", "getOperationsMetrics"), ("/metrics", "getMetrics")):
             add(path, self.metrics, methods=["GET"], operation_id=operation_id, response_class=Response, responses=PAGE)
         return router
@@ -114,6 +117,12 @@ class OperationsApi:
             type=asked.type, sandbox_id=asked.sandbox, host_id=asked.host, team=asked.team, request_id=asked.request, after=after
         )
         return stream(self.operations.follow(caller, query))
+
+    async def collect(self, caller: Who, asked: models.CollectAsked) -> Response:
+        """Remove from the artifact store what no template, build or living sandbox needs."""
+        found = await self.operations.collect(caller, dry_run=asked.dry_run)
+        shown = {"count": len(found.keys), "bytes": found.size, "keys": list(found.keys[:KEYS_MAX]), "busy": found.busy}
+        return respond(200, shown)
 
     async def metrics(self, caller: Who) -> Response:
         """Counters and gauges of this control process. docs/METRICS.md lists them."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from atoll.control.api.v1.models import Event, Outgoing
+from atoll.control.api.v1.models import Event, Incoming, Outgoing
 from atoll.domain.operations import Action, Alert, Severity
 
 SEQ_MAX = 2**63 - 1
@@ -84,6 +84,23 @@ class AlertView(Outgoing):
 class AlertPage(Outgoing):
     items: list[AlertView]
     next_cursor: str | None
+
+
+class CollectAsked(Incoming):
+    """How to collect."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"dryRun": True}]})
+
+    dry_run: Annotated[bool, Field(description="Only say what would go")] = False
+
+
+class CollectedView(Outgoing):
+    """What went from the artifact store, or would go; `keys` are the first thousand. `busy`: images are being made now, and nothing was looked at."""
+
+    count: int
+    bytes: int
+    keys: list[str]
+    busy: bool
 
 
 class AuditEntry(Outgoing):
