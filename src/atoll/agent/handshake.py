@@ -22,6 +22,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice
 from atoll.base.secret import Secret
+from atoll.domain.placement import Observed
 from atoll.wire.agent import InitPayload
 from atoll.wire.guest import GUEST_PORT, Hello, Init, InitFile
 
@@ -32,6 +33,7 @@ QUICK_S: Final = 0.5
 CONNECT_FIRST_S: Final = 0.02
 CONNECT_MOST_S: Final = 1.0
 CALL_S: Final = 5.0
+LULL_S: Final = 2.0
 ENTROPY_BYTES: Final = 32
 START_PAUSE_FIRST_S: Final = 0.01
 START_PAUSE_MOST_S: Final = 0.25
@@ -47,6 +49,13 @@ class Guests(Protocol):
         """Return when the guest at `address` has proved itself and is initialised.
 
         *Errors*: Refused GUEST_IDENTITY_MISMATCH, GUEST_BOOT_TIMEOUT, START_FAILED (it refused init), START_COMMAND_FAILED.
+        """
+        ...
+
+    async def lull(self, placement_id: str, address: str, token: Secret | None, *, awake: bool) -> bool:
+        """Let the guest serve nobody until its next init, because it is about to be saved; or serve again as before, because it was not.
+
+        Whether it has answered. Never raises.
         """
         ...
 
@@ -82,6 +91,18 @@ class TcpGuests:
         except TimeoutError:
             raise Refused(Code.GUEST_BOOT_TIMEOUT, f"the guest was not ready within {ready_s:g} s: {last}") from None
 
+    async def lull(self, placement_id: str, address: str, token: Secret | None, *, awake: bool) -> bool:  # noqa: ARG002 - the port's
+        """See Guests."""
+        if token is None:
+            return False
+        try:
+            line = await GuestLine.open(address, self._port, within_s=LULL_S)
+            with contextlib.closing(line):
+                status, _ = await line.call("POST", "/atoll/wake" if awake else "/atoll/sleep", token=token, within_s=LULL_S)
+        except LineBroken:
+            return False
+        return status == 204
+
     async def _started(self, record: Record, address: str, token: Secret) -> Hello:
         """The guest's hello once its start command is ready. *Errors*: Refused START_COMMAND_FAILED."""
         assert record.blueprint is not None
@@ -112,7 +133,8 @@ class TcpGuests:
         with contextlib.closing(line):
             status, body = await line.call("GET", "/atoll/hello", token=token, within_s=CALL_S)
             hello = check_hello(record, status, body)
-            if not hello.initialised:
+            if not hello.initialised or record.observed is Observed.SAVED:
+                # Of a guest that could not be told to sleep before it was saved, the settings are those of then.
                 content = (await init()).model_dump_json().encode()
                 check_init(*await line.call("POST", "/atoll/init", token=token, body=content, within_s=CALL_S))
             return hello

@@ -75,6 +75,8 @@ def blueprint_of(command: Command) -> Blueprint | None:
         ready_s=command.ready_s,
         timeout_s=command.timeout_s,
         payload_ref=command.payload_ref,
+        save_mode=command.save_mode,
+        strict=command.strict,
         begun=command.carried_out,
     )
 
@@ -115,7 +117,7 @@ def _newer(known: Record, command: Command, *, boot_id: str) -> Record:
         digest=command.digest,
         blueprint=blueprint_of(command) or known.blueprint,
         # A start that is ordered now is of this boot of the kernel, whichever boot the last one was of.
-        boot_id=boot_id if known.observed is Observed.STOPPED else known.boot_id,
+        boot_id=boot_id if known.observed in (Observed.STOPPED, Observed.SAVED) else known.boot_id,
     )
     if known.absent:
         # A tombstone stays one; what it was asked for last is carried out by being gone.

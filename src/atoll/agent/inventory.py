@@ -132,7 +132,7 @@ def _fate(record: Record, *, boot_id: str) -> Fate:
 
 
 def _has_guest(record: Record) -> bool:
-    return record.ready or record.observed is Observed.FROZEN
+    return record.ready or record.observed in (Observed.FROZEN, Observed.SAVING, Observed.SAVED)
 
 
 async def settle(
@@ -167,6 +167,11 @@ async def _settle(ledger: Ledger, drivers: Mapping[Isolation, Driver], placement
     record = ledger.get(placement_id)
     assert record is not None
     inherited.add(placement_id)
+    if fate is Fate.LOST and await _is_saved(drivers, record):
+        # What is saved is on disk, and outlives the kernel.
+        await ledger.change(placement_id, lambda r: seen(replace(r, boot_id=ledger.boot_id, end=None), Observed.SAVED, ready=False))
+        inherited.discard(placement_id)
+        return
     if fate is Fate.LOST:
         kept = restarts(record, drivers) and await _is_kept(drivers, record)
         detail = "the host was started anew"
@@ -176,6 +181,12 @@ async def _settle(ledger: Ledger, drivers: Mapping[Isolation, Driver], placement
         return
     found = await _adopt(drivers.get(record.blueprint.spec.isolation), placement_id)
     if found is None:
+        return
+    if found.power is Power.SAVED:
+        # Saved, whether or not the last run came to write that down; or restored, and not used before that run ended.
+        if record.observed is not Observed.SAVED:
+            await ledger.change(placement_id, lambda r: seen(r, Observed.SAVED, ready=False))
+        inherited.discard(placement_id)
         return
     if not found.lives:
         code = Code.GUEST_EXITED if found.power is Power.STOPPED else Code.PLACEMENT_LOST
@@ -190,6 +201,16 @@ async def _settle(ledger: Ledger, drivers: Mapping[Isolation, Driver], placement
     if found.address is not None and found.address != record.address:
         await ledger.change(placement_id, lambda r: seen(r, r.observed, reason=r.reason, detail=r.detail, address=found.address))
     log.info(events.PLACEMENT_ADOPTED, placement_id=placement_id, sandbox_id=record.sandbox_id, pid=found.pid)
+
+
+async def _is_saved(drivers: Mapping[Isolation, Driver], record: Record) -> bool:
+    driver = drivers.get(record.blueprint.spec.isolation) if record.blueprint is not None else None
+    if driver is None or driver.capabilities.saves is None:
+        return False
+    try:
+        return (await driver.inspect(record.placement_id)).power is Power.SAVED
+    except (AtollError, OSError):
+        return False
 
 
 async def _is_kept(drivers: Mapping[Isolation, Driver], record: Record) -> bool:

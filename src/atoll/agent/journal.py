@@ -23,14 +23,14 @@ from atoll.agent.record import BLUEPRINT, EndRule, Record
 from atoll.base.errors import Code, Unavailable
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
-from atoll.domain.spec import OnEnd, OnLeaseExpiry
+from atoll.domain.spec import OnEnd, OnLeaseExpiry, SaveMode
 from atoll.store.room import Room
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 Waiting = tuple[Job[object], asyncio.Future[object]]
 
-VERSION: Final = 1
+VERSION: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE epochs (
     number INTEGER PRIMARY KEY,
@@ -70,10 +70,17 @@ CREATE TABLE placements (
     quarantined INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
+_REST: Final = """
+ALTER TABLE placements ADD COLUMN save_mode TEXT;
+ALTER TABLE placements ADD COLUMN unresponsive INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE placements ADD COLUMN own_rest TEXT;
+"""
+"""From version 1 to 2."""
 _COLUMNS: Final = (
     "placement_id", "sandbox_id", "team_id", "generation", "desired", "desired_revision", "command_id", "digest", "boot_id", "blueprint",
     "observed", "seq", "applied_revision", "failed_revision", "ready", "address", "reason", "detail", "guest_version", "end_revision",
-    "end_at_boot", "end_action", "on_lease_expiry", "ended_by", "ended_reason", "ended_detail", "quarantined",
+    "end_at_boot", "end_action", "on_lease_expiry", "ended_by", "ended_reason", "ended_detail", "quarantined", "save_mode", "unresponsive",
+    "own_rest",
 )  # fmt: skip
 _PUT: Final = (
     f"INSERT INTO placements ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "  # noqa: S608 - constant names only
@@ -118,7 +125,9 @@ class Journal:
             connection.execute("PRAGMA wal_autocheckpoint=256")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version == 0:
-                connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+                connection.executescript(f"BEGIN; {_SCHEMA} {_REST} PRAGMA user_version={VERSION}; COMMIT;")
+            elif version == 1:
+                connection.executescript(f"BEGIN; {_REST} PRAGMA user_version={VERSION}; COMMIT;")
             elif version > VERSION:
                 raise Unavailable(Code.STORE_UNAVAILABLE, f"the journal {self._path} was written by a newer release (version {version})")
             return connection
@@ -236,7 +245,7 @@ def put_record(record: Record) -> Job[None]:
         record.command_id, record.digest, record.boot_id, blueprint, record.observed, record.seq, record.applied_revision,
         record.failed_revision, record.ready, record.address, record.reason, record.detail, record.guest_version,
         end.revision if end else None, end.at_boot if end else None, end.action if end else None, end.on_lease_expiry if end else None,
-        record.ended_by, record.ended_reason, record.ended_detail, record.quarantined,
+        record.ended_by, record.ended_reason, record.ended_detail, record.quarantined, record.save_mode, record.unresponsive, record.own_rest,
     )  # fmt: skip
 
     def job(connection: sqlite3.Connection) -> None:
@@ -270,6 +279,8 @@ def _record(row: dict[str, object]) -> Record:
     row["observed"] = Observed(str(row["observed"]))
     row["ready"] = bool(row["ready"])
     row["quarantined"] = bool(row["quarantined"])
+    row["save_mode"] = SaveMode(str(row["save_mode"])) if row["save_mode"] else None
+    row["unresponsive"] = bool(row["unresponsive"])
     return Record(**row, end=end, blueprint=BLUEPRINT.validate_json(str(blueprint)) if blueprint else None)  # type: ignore[arg-type]
 
 

@@ -3,7 +3,7 @@
 Theory of operation. Everything is counted on CLOCK_BOOTTIME from when the request that brought it was *sent*: the answer can only be
 later, so the agent never counts too long, and steps of the wall clock move nothing. One sleeper waits for the nearest of all ends and
 the lease. When one is due, its decision goes to the journal first; the executor does the rest. A lease that has run out ends what its
-spec says (`end`; `keep` stays, and so does `suspend` until a driver can save), once; a later renewal revives nothing.
+spec says (`end`; `suspend` saves it, or freezes it where its driver cannot; `keep` stays), once; a later renewal revives nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from atoll.agent.alarm import Alarm
-from atoll.agent.record import EndedBy, EndRule, Record, ending
+from atoll.agent.record import EndedBy, EndRule, Record, ending, rests_by_itself
 from atoll.base.clock import Clock
 from atoll.base.errors import Code
-from atoll.domain.spec import OnLeaseExpiry
+from atoll.domain.spec import OnEnd, OnLeaseExpiry
 from atoll.wire.agent import End
 
 _SLACK: Final = 64
@@ -34,8 +34,8 @@ def rule_of(end: End, *, sent_boot: float) -> EndRule:
 def at_lease_expiry(record: Record) -> OnLeaseExpiry:
     """What to do with this placement when the lease has run out: the newest word on it."""
     if record.end is not None:
-        return record.end.on_lease_expiry.today
-    return record.blueprint.spec.on_lease_expiry.today if record.blueprint is not None else OnLeaseExpiry.END
+        return record.end.on_lease_expiry
+    return record.blueprint.spec.on_lease_expiry if record.blueprint is not None else OnLeaseExpiry.END
 
 
 class Deadlines:
@@ -127,10 +127,14 @@ def _reached(revision: int) -> Callable[[Record], Record | None]:
         # An end that was moved while this decision waited for the disk is not reached.
         if record.end is None or record.end.revision != revision or record.end.at_boot == math.inf:
             return None
+        if record.end.action is OnEnd.SUSPEND:
+            return rests_by_itself(record, Code.END_REACHED)
         return ending(record, EndedBy.END_AT, reason=Code.END_REACHED)
 
     return make
 
 
 def _lapsed(record: Record) -> Record | None:
+    if at_lease_expiry(record) is OnLeaseExpiry.SUSPEND:
+        return rests_by_itself(record, Code.LEASE_EXPIRED)
     return ending(record, EndedBy.LEASE, reason=Code.LEASE_EXPIRED)

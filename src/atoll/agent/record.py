@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
-from atoll.domain.spec import OnEnd, OnLeaseExpiry, Spec
+from atoll.domain.spec import OnEnd, OnLeaseExpiry, SaveMode, Spec
 from atoll.drivers.port import Order
 from atoll.wire.agent import Observation
 
@@ -37,6 +37,10 @@ class Blueprint:
     timeout_s: float | None = None
     """How long it lives from when it is ready; None: control alone says when it ends."""
     payload_ref: str | None = None
+    save_mode: SaveMode | None = None
+    """What to save, where it is to be suspended; what to go on from, where something is saved and it is to run."""
+    strict: bool = False
+    """To be saved only if its guest answers."""
     begun: bool = False
     """Control had seen this guest run before this agent knew of it: it is taken over, or lost, and never begun anew."""
 
@@ -96,6 +100,12 @@ class Record:
     ended_reason: str | None = None
     ended_detail: str | None = None
     quarantined: bool = False
+    save_mode: SaveMode | None = None
+    """Of what is saved."""
+    unresponsive: bool = False
+    """Its guest did not answer when it was saved."""
+    own_rest: str | None = None
+    """Why it is to be saved though control has not said so; decided before the first effect of it, and over once it is at rest."""
 
     @property
     def absent(self) -> bool:
@@ -109,10 +119,9 @@ class Goal(Enum):
     PREPARED = auto()
     RUNNING = auto()
     PAUSED = auto()
+    SUSPENDED = auto()
     STOPPED = auto()
     ABSENT = auto()
-    REFUSED = auto()
-    """Say that this release cannot do what is desired; change nothing."""
 
 
 def goal(record: Record) -> Goal:
@@ -121,6 +130,8 @@ def goal(record: Record) -> Goal:
         return Goal.REST
     if record.ended_by is not None or record.desired is Kind.ENSURE_ABSENT:
         return Goal.ABSENT
+    if record.own_rest is not None and not record.quarantined:
+        return Goal.SUSPENDED
     if record.quarantined or max(record.applied_revision, record.failed_revision) >= record.desired_revision:
         return Goal.REST
     match record.desired:
@@ -130,10 +141,10 @@ def goal(record: Record) -> Goal:
             return Goal.PREPARED
         case Kind.ENSURE_PAUSED:
             return Goal.PAUSED
+        case Kind.ENSURE_SUSPENDED:
+            return Goal.SUSPENDED
         case Kind.ENSURE_STOPPED:
             return Goal.STOPPED
-        case _:
-            return Goal.REFUSED
 
 
 def seen(record: Record, observed: Observed, **changes: Any) -> Record:
@@ -183,12 +194,19 @@ def at_rest(record: Record) -> bool:
     return record.observed in (Observed.FROZEN, Observed.SAVED, Observed.STOPPED)
 
 
+def rests_by_itself(record: Record, reason: str) -> Record | None:
+    """The record once it is decided that it is saved without a word of control; None when it is at rest, or ends."""
+    if record.absent or record.ended_by is not None or record.own_rest is not None or record.desired is Kind.ENSURE_ABSENT:
+        return None
+    return None if at_rest(record) else replace(record, own_rest=reason)
+
+
 def resting(record: Record, observed: Observed, **changes: Any) -> Record | None:
     """The record of a placement that has come to rest: its end is set aside, whatever it was. None when its end is under way."""
     if record.absent or record.ended_by is not None:
         return None
     end = replace(record.end, at_boot=math.inf) if record.end is not None else None
-    return seen(record, observed, ready=False, end=end, **changes)
+    return seen(record, observed, ready=False, end=end, own_rest=None, **changes)
 
 
 def exited(record: Record, *, reason: str, detail: str | None, restart: bool = False) -> Record | None:
@@ -242,6 +260,8 @@ def observation_of(record: Record) -> Observation:
         reason=record.reason,
         detail=record.detail,
         guest_version=record.guest_version,
+        save_mode=record.save_mode if record.observed is Observed.SAVED else None,
+        unresponsive=record.unresponsive,
         end_revision=record.end.revision if record.end else 0,
         ended_by=record.ended_by,
     )

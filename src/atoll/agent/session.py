@@ -274,7 +274,7 @@ class Session:
         record = host.ledger.get(command.placement_id)
         if judged.verdict in (Verdict.STALE, Verdict.CONFLICT, Verdict.FOREIGN):
             log.warning(events.COMMAND_REFUSED, command_id=command.id, what=judged.verdict.name.lower(), placement_id=command.placement_id)
-        elif record is not None and not record.ready and goal(record) is Goal.RUNNING:
+        elif record is not None and ((not record.ready and goal(record) is Goal.RUNNING) or goal(record) is Goal.SUSPENDED):
             payload = payloads.get(command.payload_ref) if command.payload_ref else None
             host.vault.put(command.placement_id, token=command.guest_token, payload=payload)
         if judged.verdict in (Verdict.NEW, Verdict.NEWER):

@@ -24,7 +24,7 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
-from atoll.domain.spec import Isolation, OnExit
+from atoll.domain.spec import Isolation, OnEnd, OnExit, OnLeaseExpiry, SaveMode
 from atoll.drivers.port import Driver, Power, Seen
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
@@ -86,12 +86,12 @@ class Steps:
                 await self._lay_ready(record)
             case Goal.PAUSED:
                 await self._pause(record)
+            case Goal.SUSPENDED:
+                await self._suspend(record)
             case Goal.STOPPED:
                 await self._stop(record)
             case Goal.ABSENT:
                 await self._take_down(record)
-            case Goal.REFUSED:
-                await self._refuse(record)
             case Goal.REST:
                 return
         elapsed_ms = round((self._clock.boot() - began) * 1000, 1)
@@ -112,7 +112,7 @@ class Steps:
         revision = record.desired_revision
         placement_id = record.placement_id
         if record.ready:
-            await self._ledger.change(placement_id, lambda r: seen(r, r.observed, applied_revision=revision))
+            await self._ledger.change(placement_id, lambda r: seen(r, r.observed, applied_revision=revision, ready=r.ready))
             return
         await asyncio.sleep(restart_pause_s(record))
         try:
@@ -135,7 +135,10 @@ class Steps:
             return with_own_end(after, ready_boot=self._clock.boot(), anew=at_rest(now))
 
         self._watch(await self._ledger.change(placement_id, ready))
-        self._vault.drop(placement_id)
+        if may_rest_by_itself(record):
+            self._vault.settle(placement_id)
+        else:
+            self._vault.drop(placement_id)
 
     def _watch(self, record: Record | None) -> None:
         if record is not None and record.end is not None and not record.absent:
@@ -152,6 +155,9 @@ class Steps:
 
     async def _init(self, record: Record) -> Any:
         assert record.blueprint is not None
+        if record.observed is Observed.SAVED:
+            # From here on somebody may use it, and what it was restored from is the past.
+            await self._driver(record).discard(record.placement_id)
         payload = await self._vault.payload(record.placement_id, record.blueprint.payload_ref)
         return init_of(record, payload, clock=self._clock, dice=self._dice)
 
@@ -169,6 +175,8 @@ class Steps:
                 self._watch(await self._ledger.change(placement_id, lambda r: with_own_end(r, ready_boot=self._clock.boot()), urgent=False))
         if record.observed is Observed.FROZEN or (found is not None and found.power is Power.FROZEN):
             found = await driver.resume(placement_id)
+        elif record.observed is Observed.SAVED or (found is not None and found.power is Power.SAVED):
+            found = await self._restore(record, driver)
         if found is None or not found.lives:
             order = order_of(record)
             with self._slow(placement_id, Observed.PREPARING):
@@ -186,6 +194,19 @@ class Steps:
         if found.address is None:
             raise Refused(Code.START_FAILED, "the driver does not say where the guest listens")
         return found.address
+
+    async def _restore(self, record: Record, driver: Driver) -> Seen:
+        """The guest of what was saved, or the one that was restored from it and is in use already."""
+        assert record.blueprint is not None
+        found = await driver.inspect(record.placement_id)
+        if found.lives and (found := await driver.adopt(record.placement_id)).lives:
+            # It was told apart from one that nobody has used: its last run ended before it could write down that it is ready.
+            return found
+        reboot = record.blueprint.save_mode is SaveMode.FILES and record.save_mode is not SaveMode.FILES
+        async with self._starts:
+            if not self.may_start(record):
+                raise Refused(Code.LEASE_EXPIRED, "the host's lease has run out before this guest was restored")
+            return await driver.restore(order_of(record), reboot=reboot)
 
     async def _lay_ready(self, record: Record) -> None:
         revision = record.desired_revision
@@ -211,13 +232,6 @@ class Steps:
             lambda r: seen(r, Observed.ERROR, reason=code, detail=detail, failed_revision=record.desired_revision, ready=False),
         )
 
-    async def _refuse(self, record: Record) -> None:
-        detail = f"{record.desired} is not supported by this host"
-        await self._ledger.change(
-            record.placement_id,
-            lambda r: seen(r, r.observed, reason=Code.NOT_SUPPORTED, detail=detail, failed_revision=record.desired_revision),
-        )
-
     # to rest
     async def _pause(self, record: Record) -> None:
         """Freeze its guest where it is. What cannot be frozen goes on."""
@@ -231,6 +245,63 @@ class Steps:
         self.inherited.discard(record.placement_id)
         await self._came_to_rest(record, Observed.FROZEN)
 
+    async def _suspend(self, record: Record) -> None:
+        """Save its guest and end it. What cannot be saved goes on; what should rest by itself, and cannot be saved, is frozen."""
+        assert record.blueprint is not None
+        asked = record.blueprint.spec.end_mode if record.own_rest is not None else record.blueprint.save_mode
+        answered = True
+        try:
+            driver = self._driver(record)
+            _require(driver.capabilities.saves is not None, f"{driver.capabilities.name} cannot save a guest")
+            found = await driver.inspect(record.placement_id)
+            if found.lives:
+                answered = await self._lulled(record, found, driver)
+            saved = await driver.save(order_of(record), asked or SaveMode.FULL)
+        except Exception as error:  # noqa: BLE001 - a task boundary
+            await self._awake(record)
+            if record.own_rest is not None:
+                await self._freeze_instead(record, error)
+            else:
+                await self._not_at_rest(record, error, Code.SAVE_FAILED, observed=Observed.RUNNING)
+            return
+        self.inherited.discard(record.placement_id)
+        self._vault.drop(record.placement_id)
+        await self._came_to_rest(record, Observed.SAVED, save_mode=saved.mode, unresponsive=not answered, reason=record.own_rest)
+
+    async def _lulled(self, record: Record, found: Seen, driver: Driver) -> bool:
+        """Whether its guest has said that it serves nobody any more. *Errors*: Refused GUEST_UNRESPONSIVE where that is insisted on."""
+        assert record.blueprint is not None
+        if record.observed is not Observed.SAVING:
+            # Whoever goes on from here does not take the guest for one that serves.
+            await self._ledger.change(record.placement_id, lambda r: seen(r, Observed.SAVING, ready=False), urgent=False)
+        if found.power is Power.FROZEN:
+            found = await driver.resume(record.placement_id)
+        if not driver.capabilities.guest_handshake or found.address is None:
+            return True
+        token = self._vault.at_hand(record.placement_id)
+        answered = await self._guests.lull(record.placement_id, found.address, token, awake=False)
+        if record.blueprint.strict and not answered:
+            raise Refused(Code.GUEST_UNRESPONSIVE, "the guest does not answer, so that nobody can tell what would be saved")
+        return answered
+
+    async def _awake(self, record: Record) -> None:
+        """A guest that was to be saved serves as before, if it can be told so; its next start initialises it in any case."""
+        if record.address is not None:
+            await self._guests.lull(record.placement_id, record.address, self._vault.at_hand(record.placement_id), awake=True)
+
+    async def _freeze_instead(self, record: Record, error: Exception) -> None:
+        code, detail = explain(error, otherwise=Code.SAVE_FAILED)
+        log.warning(events.COMMAND_FAILED, placement_id=record.placement_id, sandbox_id=record.sandbox_id, code=code, message=detail)
+        backoff = Backoff(self._dice, first_s=0.5, most_s=30.0)
+        while True:
+            try:
+                await self._driver(record).pause(record.placement_id)
+                break
+            except Exception as failure:  # noqa: BLE001 - it must not run on: tried again until it does not, or is gone
+                log.warning(events.COMMAND_FAILED, placement_id=record.placement_id, code=explain(failure, otherwise=Code.PAUSE_FAILED)[0])
+                await asyncio.sleep(backoff.next_s())
+        await self._came_to_rest(record, Observed.FROZEN, reason=record.own_rest, detail=f"{code}: {detail}")
+
     async def _stop(self, record: Record) -> None:
         """End its guest and keep its files, where they outlast it."""
         try:
@@ -243,16 +314,16 @@ class Steps:
         await self._came_to_rest(record, Observed.STOPPED)
 
     async def _came_to_rest(self, record: Record, observed: Observed, **changes: Any) -> None:
-        revision = record.desired_revision
+        revision = record.desired_revision if record.own_rest is None else record.applied_revision
         self._watch(await self._ledger.change(record.placement_id, lambda r: resting(r, observed, applied_revision=revision, **changes)))
 
-    async def _not_at_rest(self, record: Record, error: Exception, otherwise: Code) -> None:
+    async def _not_at_rest(self, record: Record, error: Exception, otherwise: Code, *, observed: Observed | None = None) -> None:
         """It is what it was before: control hears why, and says what is to become of it."""
         code, detail = explain(error, otherwise=otherwise)
         log.warning(events.COMMAND_FAILED, placement_id=record.placement_id, sandbox_id=record.sandbox_id, code=code, message=detail)
         await self._ledger.change(
             record.placement_id,
-            lambda r: seen(r, r.observed, reason=code, detail=detail, failed_revision=record.desired_revision),
+            lambda r: seen(r, observed or r.observed, reason=code, detail=detail, failed_revision=record.desired_revision),
         )
 
     # down
@@ -333,6 +404,12 @@ class Steps:
             await self._ledger.change(placement_id, make)
 
 
+def may_rest_by_itself(record: Record) -> bool:
+    """Whether its agent may have to save it while control is away."""
+    spec = record.blueprint.spec if record.blueprint is not None else None
+    return spec is not None and (spec.on_end is OnEnd.SUSPEND or spec.on_lease_expiry is OnLeaseExpiry.SUSPEND)
+
+
 def _require(able: bool, otherwise: str) -> None:  # noqa: FBT001 - an assertion's form
     """*Errors*: Refused NOT_SUPPORTED."""
     if not able:
@@ -350,6 +427,8 @@ def restarts(record: Record, drivers: Mapping[Isolation, Driver]) -> bool:
 def _is_over(record: Record, power: Power) -> bool:
     """Whether what an earlier run left of this placement is no guest to go on with, and none to begin anew in its place."""
     assert record.blueprint is not None
+    if power is Power.SAVED:
+        return False
     if record.observed is Observed.FROZEN:
         return power not in (Power.FROZEN, Power.RUNNING)
     if record.observed is Observed.STOPPED:

@@ -45,6 +45,16 @@ class Vault:
             entry.payload = payload
         entry.changed.set()
 
+    def settle(self, placement_id: str) -> None:
+        """Its guest is initialised and may have to be spoken to while control is away: only the token stays."""
+        if (entry := self._entries.get(placement_id)) is not None:
+            entry.payload = None
+
+    def at_hand(self, placement_id: str) -> Secret | None:
+        """The guest token, if it is here."""
+        entry = self._entries.get(placement_id)
+        return entry.token if entry is not None else None
+
     def drop(self, placement_id: str) -> None:
         """Forget them: the guest is initialised, or will never be."""
         self._entries.pop(placement_id, None)

@@ -83,6 +83,8 @@ class Orders:
                 "ready_s": sandbox.spec.guest_ready_s,
                 "timeout_s": _life_s(placement, sandbox),
             }
+        if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == RESUMED and sandbox.save_mode is not None:
+            content["save_mode"] = sandbox.save_mode.value
         if placement.desired is Kind.ENSURE_SUSPENDED:
             mode, _, strict = (placement.desired_reason or "").partition(" ")
             content |= {"save_mode": mode or SaveMode.FULL.value, "strict": strict == "strict"}

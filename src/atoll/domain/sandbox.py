@@ -111,6 +111,7 @@ _BASE: Final[Mapping[tuple[State, Event], State]] = {
     (State.PAUSED, Event.SUSPEND): State.SUSPENDING,
     (State.SUSPENDING, Event.SUSPEND_SEEN): State.SUSPENDED,
     (State.READY, Event.SUSPEND_SEEN): State.SUSPENDED,
+    (State.READY, Event.PAUSE_SEEN): State.PAUSED,
     (State.SUSPENDING, Event.SAVE_FAILED): State.READY,
     (State.READY, Event.STOP): State.STOPPING,
     (State.STOPPING, Event.STOP_SEEN): State.STOPPED,

@@ -32,13 +32,8 @@ class OnLeaseExpiry(StrEnum):
 
     END = "end"
     SUSPEND = "suspend"
-    """Saved, and gone from its host. No driver can save yet: until one can it is kept, since ending it would lose what was to be saved."""
+    """Saved, or frozen where its driver cannot save; it goes on when somebody resumes it."""
     KEEP = "keep"
-
-    @property
-    def today(self) -> OnLeaseExpiry:
-        """What is done in place of it on a host that cannot save."""
-        return OnLeaseExpiry.KEEP if self is OnLeaseExpiry.SUSPEND else self
 
 
 class SaveMode(StrEnum):
@@ -111,6 +106,8 @@ class Spec:
     pids_max: int
     timeout_s: int
     on_end: OnEnd = OnEnd.KILL
+    end_mode: SaveMode = SaveMode.FULL
+    """What is saved where it is suspended at its end."""
     on_exit: OnExit = OnExit.RELEASE
     on_lease_expiry: OnLeaseExpiry = OnLeaseExpiry.END
     default_user: str = "user"

@@ -6,7 +6,7 @@ find what an earlier run left and go on or begin anew; `remove` succeeds when no
 carries the mark (install id, host id, placement id); things with others' marks are never touched. A driver holds no policy: it does
 not decide when. It declares what it can, and the conformance suite (`atoll.testing.conformance`) tests exactly that.
 
-A verb enters the port with the first driver that needs it: save, fork and displays are not here yet.
+A verb enters the port with the first driver that needs it: fork and displays are not here yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from atoll.domain.spec import Isolation, Spec
+from atoll.domain.spec import Isolation, SaveMode, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,17 @@ class Capabilities:
     stop_keeps_disk: bool = False
     pauses: bool = False
     """A guest can be frozen where it is (`pause`, `resume`)."""
+    saves: SaveMode | None = None
+    """What can be saved of a guest (`save`, `restore`): memory and files, or files alone."""
+
+    @property
+    def saves_files(self) -> bool:
+        return self.saves is not None
+
+    @property
+    def saves_memory(self) -> bool:
+        return self.saves is SaveMode.FULL
+
     survives_agent: bool = True
     """Sandboxes go on while the agent is away, and are adopted."""
     metered: bool = False
@@ -75,6 +86,8 @@ class Power(StrEnum):
     RUNNING = "running"
     FROZEN = "frozen"
     """Its guest is there, and nothing of it runs."""
+    SAVED = "saved"
+    """Its guest has ended, and what was saved of it is there, whole: it goes on from that."""
     STOPPED = "stopped"
     """It ran and its guest has ended; files are kept until `remove`."""
 
@@ -152,6 +165,14 @@ class Change:
     """Names in it; 0: nothing has changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was saved of a placement. *Units*: bytes on the host's disk."""
+
+    mode: SaveMode
+    size_bytes: int
+
+
 OnExit = Callable[[str, str], Awaitable[None]]
 """`await on_exit(placement_id, reason)`: called once when a running guest ends without `stop` or `remove` having been asked."""
 
@@ -210,6 +231,26 @@ class Driver(Protocol):
 
     async def resume(self, placement_id: str) -> Seen:
         """Let a frozen guest go on. *Errors*: as `pause`, with RESUME_FAILED (it is still frozen)."""
+        ...
+
+    async def save(self, order: Order, mode: SaveMode) -> Saved:
+        """Save a guest that runs or is frozen, and end it: memory and files of one moment, or files alone.
+
+        What is saved appears whole or not at all, and the guest ends only after that. It is kept until `discard`, `remove` or the next
+        save. Where it is there already and a guest lives, that guest has not been used since, and is ended. *Errors*: Refused
+        PLACEMENT_LOST; SAVE_FAILED, HOST_DISK_FULL, with which the guest goes on.
+        """
+        ...
+
+    async def restore(self, order: Order, *, reboot: bool = False) -> Seen:
+        """Begin a guest from what was saved, in a slot of its own. Nobody may use it before `discard`. `reboot`: from its files alone.
+
+        *Errors*: Refused RESUME_FAILED, with which what was saved is still there; and as `start`.
+        """
+        ...
+
+    async def discard(self, placement_id: str) -> None:
+        """What was saved is the past now: the guest that was restored from it is about to be used."""
         ...
 
     # look

@@ -65,6 +65,7 @@ _WAYS: Final[Mapping[State, _Way]] = {
     State.STOPPING: _STOP,
     State.STOPPED: _STOP,
 }
+_BY_ITSELF: Final[Mapping[Observed, _Way]] = {Observed.FROZEN: _PAUSE, Observed.SAVED: _SUSPEND}
 _STILL: Final[Mapping[State, tuple[Event, Wish]]] = {
     State.PAUSED: (Event.FROZEN_STILL, Wish.PAUSE),
     State.SUSPENDED: (Event.SAVED_STILL, Wish.SUSPEND),
@@ -161,9 +162,9 @@ def heard(facts: Facts, placement: Placement, report: Report, ended_by: str | No
     sandbox = facts.sandbox
     if ended_by is None and placement.observed is Observed.STOPPED and sandbox.state in (State.PAUSING, State.PAUSED):
         return _stopped(sandbox, placement)
-    by_itself = placement.observed is Observed.SAVED and report.reason in _OWN
-    if by_itself and sandbox.state is State.READY and placement.desired is Kind.ENSURE_RUNNING:
-        return _saved_by_itself(sandbox, placement, report)
+    own = _BY_ITSELF.get(placement.observed) if report.reason in _OWN else None
+    if own is not None and sandbox.state is State.READY and placement.desired is Kind.ENSURE_RUNNING:
+        return _rests_by_itself(sandbox, placement, report, own)
     if sandbox.state is State.RESUMING and sandbox.rested is not None and placement.desired is Kind.ENSURE_RUNNING:
         return _coming_back(sandbox, placement, report, ended_by, now)
     way = _WAYS.get(sandbox.state)
@@ -217,12 +218,15 @@ def _goes_on(sandbox: Sandbox, placement: Placement, way: _Way, reason: str, det
     return Outcome(after, _wanted(placement, wish, RESUMED), (Note(way.note_failed, {"reason": reason, "detail": detail}),))
 
 
-def _saved_by_itself(sandbox: Sandbox, placement: Placement, report: Report) -> Outcome:
-    """At its end, or when its host's lease had run out, its agent has saved it, whether or not control could be asked."""
-    placement = pl.grant(placement, Grant.SAVED) if placement.holding is Holding.ACTIVE else placement
+def _rests_by_itself(sandbox: Sandbox, placement: Placement, report: Report, way: _Way) -> Outcome:
+    """At its end, or when its host's lease had run out, its agent has saved it, or frozen it where that failed, whether or not control
+    could be asked.
+    """
+    placement = pl.grant(placement, way.grant) if placement.holding is Holding.ACTIVE else placement
     reason = str(report.reason or Code.END_REACHED)
-    after = replace(_resting(sandbox, Event.SUSPEND_SEEN, report), detail=report.detail)
-    return Outcome(after, _wanted(placement, Wish.SUSPEND, reason), (Note(ev.SANDBOX_SUSPENDED, {"reason": reason, **_said(report)}),))
+    after = replace(_resting(sandbox, way.done, report), detail=report.detail)
+    wish = Wish.SUSPEND if way is _SUSPEND else Wish.PAUSE
+    return Outcome(after, _wanted(placement, wish, reason), (Note(way.noted, {"reason": reason, **_said(report)}),))
 
 
 def _stopped(sandbox: Sandbox, placement: Placement) -> Outcome:

@@ -1,6 +1,6 @@
 """Payloads: what a create brought for its guest, sealed, and to whom it was given.
 
-Theory of operation. One row a sandbox, kept until nobody will need it any more. What is in one may give its guest power outside, so it is
+Theory of operation. One row a sandbox, kept until that ends, since what is suspended needs it once more. What is in one may give its guest power outside, so it is
 given once for each start (the id of a delivery is that of the start's command), and to one agent run: that is written down, with
 `bootstrap_exposed`, before a byte leaves. The same run may ask again, since its answer may have been lost. Any other run is refused: what
 became of the first delivery is not known to it. A guest that has what it needs says so in its handshake and is given nothing. That it is
@@ -19,7 +19,6 @@ from atoll.base.errors import Code, Refused
 from atoll.domain.command import command_id
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox
-from atoll.domain.spec import OnExit, OnLoss
 from atoll.store.prepared import Prepared
 from atoll.store.tables import PAYLOADS
 
@@ -71,11 +70,8 @@ def deliver(conn: sa.Connection, placement: Placement, *, epoch: str) -> Sealed:
 
 
 def received(conn: sa.Connection, sandbox: Sandbox, placement: Placement) -> None:
-    """The guest of this placement has its payload: it goes, unless another start may need it."""
-    if sandbox.spec.on_exit is OnExit.RESTART or sandbox.spec.on_loss is OnLoss.REPLACE:
-        _DELIVERED.run(conn, {"of_id": sandbox.id, "receipt": delivery_of(placement)})
-    else:
-        drop(conn, sandbox.id)
+    """The guest of this placement has its payload. It is kept, sealed, for the sandbox's next start: a restart, or back from a suspend."""
+    _DELIVERED.run(conn, {"of_id": sandbox.id, "receipt": delivery_of(placement)})
 
 
 def drop(conn: sa.Connection, sandbox_id: str) -> None:

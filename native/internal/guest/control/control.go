@@ -86,11 +86,25 @@ func (c *Control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.hello(w)
 	case r.Method == http.MethodPost && call == "init":
 		c.init(w, r)
+	case r.Method == http.MethodPost && call == "sleep":
+		// About to be saved: whatever wakes up from that serves nobody before an init has set clock, entropy and token.
+		c.lull(w, c.settings.Sleep)
+	case r.Method == http.MethodPost && call == "wake":
+		// It was not saved after all.
+		c.lull(w, c.settings.Wake)
 	case r.Method == http.MethodPost && scope == scopeConnect:
 		c.connect(w, r, strings.TrimPrefix(call, "connect/"))
 	default:
 		answer.Error(w, http.StatusNotFound, "not found")
 	}
+}
+
+// lull changes whether settings are there, never in the middle of an init.
+func (c *Control) lull(w http.ResponseWriter, change func()) {
+	c.initMu.Lock()
+	defer c.initMu.Unlock()
+	change()
+	w.WriteHeader(http.StatusNoContent)
 }
 
 type protocolRange struct {

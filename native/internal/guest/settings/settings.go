@@ -37,13 +37,31 @@ func (s Secret) Equals(other string) bool {
 // Reveal returns the content, for signing.
 func (s Secret) Reveal() string { return string(s) }
 
-// Store is the one mutable place: the latest values, or none before the first init.
+// Store is the one mutable place: the latest values, or none before the first init and while the guest is asleep.
 type Store struct {
 	latest atomic.Pointer[Values]
+	asleep atomic.Pointer[Values]
 }
 
 // Replace makes v the latest values. The caller must not change v afterwards.
-func (s *Store) Replace(v *Values) { s.latest.Store(v) }
+func (s *Store) Replace(v *Values) {
+	s.latest.Store(v)
+	s.asleep.Store(nil)
+}
+
+// Sleep sets the values aside: until Wake or the next Replace it is as before the first init. Idempotency: said again, the same.
+func (s *Store) Sleep() {
+	if v := s.latest.Swap(nil); v != nil {
+		s.asleep.Store(v)
+	}
+}
+
+// Wake brings back what Sleep has set aside.
+func (s *Store) Wake() {
+	if v := s.asleep.Swap(nil); v != nil {
+		s.latest.CompareAndSwap(nil, v)
+	}
+}
 
 // Latest returns the values of the last init, or nil before the first.
 func (s *Store) Latest() *Values { return s.latest.Load() }

@@ -87,7 +87,7 @@ class Fencing:
         held = await self.reconciler.store.read(lambda conn: hosts.wanted(conn, host.id))
         loaded = await self.reconciler.store.read(lambda conn: hosts.load_many(conn, [one.placement_id for one in held]))
         for placement, sandbox in loaded:
-            if sandbox.spec.on_lease_expiry.today is OnLeaseExpiry.KEEP and host.lease_until is not None:
+            if sandbox.spec.on_lease_expiry is OnLeaseExpiry.KEEP and host.lease_until is not None:
                 continue
             await self.reconciler.apply(sandbox.id, Fenced(placement.id))
             await self.reconciler.settle(sandbox.id)

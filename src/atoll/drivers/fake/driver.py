@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.base.errors import Code, Refused
-from atoll.domain.spec import Isolation
-from atoll.drivers.port import Capabilities, Change, Held, Image, Mark, OnExit, Order, Power, Probe, Seen, Usage
+from atoll.domain.spec import Isolation, SaveMode
+from atoll.drivers.port import Capabilities, Change, Held, Image, Mark, OnExit, Order, Power, Probe, Saved, Seen, Usage
 
 ADDRESS = "127.0.0.1"
 
@@ -33,6 +33,7 @@ class FakePlacement:
     stuck: bool = False
     """A part that cannot be removed: `remove` reports it until a test clears this."""
     console: bytes = b""
+    saved: SaveMode | None = None
     usage: Usage = field(default_factory=lambda: Usage(0.0, 32 << 20, 4 << 20, 1 << 20))
 
 
@@ -52,7 +53,9 @@ class FakeMachine:
 
 @dataclass(slots=True)
 class Weather:
-    """Latencies and faults, by verb (`prepare`, `start`, `stop`, `remove`, `inspect`, `held`, `adopt`, `probe`, `pause`, `resume`). *Units*: seconds."""
+    """Latencies and faults, by verb (`prepare`, `start`, `stop`, `remove`, `inspect`, `held`, `adopt`, `probe`, `pause`, `resume`, `save`, `restore`,
+    `discard`). *Units*: seconds.
+    """
 
     delay_s: dict[str, float] = field(default_factory=dict)
     fail: dict[str, list[BaseException]] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class FakeDriver:
             network_slots=False,
             stop_keeps_disk=True,
             pauses=True,
+            saves=SaveMode.FULL,
             guest_handshake=False,
             metered=True,
         )
@@ -171,6 +175,41 @@ class FakeDriver:
     async def resume(self, placement_id: str) -> Seen:
         return await self._turn("resume", placement_id, Power.RUNNING)
 
+    async def save(self, order: Order, mode: SaveMode) -> Saved:
+        await self._before("save")
+        machine = self.machine
+        placement = machine.placements.get(order.placement_id)
+        if placement is None or (placement.saved is None and placement.power not in (Power.RUNNING, Power.FROZEN)):
+            raise Refused(Code.PLACEMENT_LOST, f"{order.placement_id} has no guest that could be saved")
+        if machine.disk_full and placement.saved is None:
+            raise Refused(Code.HOST_DISK_FULL, "the fake machine's disk is full")
+        placement.saved = placement.saved or mode
+        self._ending.add(order.placement_id)
+        placement.power = Power.SAVED
+        machine.changed(order.placement_id)
+        self._after("save")
+        return Saved(placement.saved, 1 << 20)
+
+    async def restore(self, order: Order, *, reboot: bool = False) -> Seen:
+        await self._before("restore")
+        placement = self.machine.placements.get(order.placement_id)
+        if placement is None or placement.saved is None:
+            raise Refused(Code.RESUME_FAILED, f"nothing is saved of {order.placement_id}")
+        if reboot:
+            placement.saved = SaveMode.FILES
+        placement.order, placement.power = order, Power.RUNNING
+        self._watched.add(order.placement_id)
+        self._ending.discard(order.placement_id)
+        self.machine.changed(order.placement_id)
+        self._after("restore")
+        return self._seen(order.placement_id)
+
+    async def discard(self, placement_id: str) -> None:
+        await self._before("discard")
+        if (placement := self.machine.placements.get(placement_id)) is not None:
+            placement.saved = None
+        self._after("discard")
+
     async def _turn(self, verb: str, placement_id: str, power: Power) -> Seen:
         await self._before(verb)
         placement = self.machine.placements.get(placement_id)
@@ -197,6 +236,10 @@ class FakeDriver:
 
     async def adopt(self, placement_id: str) -> Seen:
         await self._before("adopt")
+        placement = self.machine.placements.get(placement_id)
+        if placement is not None and placement.saved is not None and placement.power in (Power.RUNNING, Power.FROZEN):
+            # Not used since it was saved, or since it was restored.
+            placement.power = Power.SAVED
         seen = self._seen(placement_id)
         if seen.lives:
             self._watched.add(placement_id)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.domain.spec import SaveMode
 from atoll.drivers.oci import capturing
 from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run
 from atoll.hostops import cgroups, loopdisk, mounts, namespaces, processes, syscalls
@@ -35,6 +36,7 @@ DISK: Final = "disk.img"
 UPPER: Final = "disk"
 ROOT: Final = "rootfs"
 BOOT_FILE: Final = "disk.boot"
+DISK_NOTE: Final = "disk.txt"
 UNIFIED: Final = "/sys/fs/cgroup/unified"
 MOUNT_THREADS: Final = 8
 DISK_FLAGS: Final = syscalls.MS_NODEV | syscalls.MS_NOATIME
@@ -305,6 +307,20 @@ class Crun:
 
     def settle(self, pid: int) -> None:
         """Nothing waits: the limits were there before the guest was."""
+
+    # -- save
+
+    saves = SaveMode.FILES
+
+    def save(self, launch: Launch, target: Path, mode: SaveMode) -> None:
+        """Its disk is what is kept, and it is there: a note stands for it. Whatever is not on it ends with the guest."""
+        (target / DISK_NOTE).write_text(f"{launch.directory / DISK} is what was saved ({mode})\n")
+
+    def go_on(self, container_id: str) -> None:
+        """Nothing is halted to be saved."""
+
+    def restore(self, launch: Launch, source: Path, mode: SaveMode) -> int:  # noqa: ARG002 - the port's
+        return self.start(launch)
 
     # -- capture
 

@@ -25,10 +25,12 @@ from atoll.domain.spec import Isolation
 from atoll.drivers.oci import bundle, capturing, console, ending, freezing, look, probes, selftest, usage
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
+from atoll.drivers.oci.gathering import both
 from atoll.drivers.oci.images import Images
 from atoll.drivers.oci.record import Record
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.runtime import PID_FILE, Launch, Runtime
+from atoll.drivers.oci.saving import Saving
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.oci.watching import Watches
@@ -66,7 +68,7 @@ def no_step(_name: str) -> None:
     """Outside of tests nothing happens between two steps."""
 
 
-class OciDriver:
+class OciDriver(Saving):
     """One runtime on this host. Give two of them (runsc, crun) the same pool and the same configuration otherwise."""
 
     def __init__(self, config: OciConfig, pool: SlotPool, runtime: Runtime, *, on_step: Callable[[str], None] = no_step) -> None:
@@ -94,6 +96,7 @@ class OciDriver:
             arch=os.uname().machine,
             stop_keeps_disk=not gvisor,
             pauses=cgroups.freezes(self._layout),
+            saves=runtime.saves,
             metered=True,
             layers=config.packer is not None,
         )
@@ -217,7 +220,7 @@ class OciDriver:
         await self._blocking(lambda: self._make_directory(order, slot))
         self._step("directory")
         # The bundle names the slot's namespace only, so the slot itself gets its name and rules meanwhile.
-        await _both(
+        await both(
             self._pool.assign(slot, order.placement_id, egress),
             self._blocking(lambda: self._write_bundle(order, slot, rootfs)),
         )
@@ -292,12 +295,10 @@ class OciDriver:
             await self._prepare(order, rootfs)
         else:
             rootfs = self._images.cache.look_up(order.spec.image, order.spec.image_name).rootfs
-        return await self._start(order, live, rootfs)
+        return await self._start(order, live, rootfs, self._runtime.start)
 
-    async def _start(self, order: Order, live: _Live, rootfs: Path) -> Seen:
-        slot = live.slot
-        assert slot is not None
-        launch = Launch(
+    def _launch(self, order: Order, rootfs: Path) -> Launch:
+        return Launch(
             container_id=order.placement_id,
             directory=self._view.directory(order.placement_id),
             group=self._view.group(order.placement_id),
@@ -305,9 +306,14 @@ class OciDriver:
             rootfs=rootfs,
             resolv_conf=self._config.run_dir / RESOLV_CONF,
         )
+
+    async def _start(self, order: Order, live: _Live, rootfs: Path, begin: Callable[[Launch], int]) -> Seen:
+        slot = live.slot
+        assert slot is not None
+        launch = self._launch(order, rootfs)
         live.ending, live.reason, live.prepared = False, None, None
         try:
-            pid = await self._blocking(lambda: self._runtime.start(launch))
+            pid = await self._blocking(lambda: begin(launch))
         except BaseException:
             # runsc takes addresses out of the namespace as it starts: whatever happened, this slot cannot be used again.
             with contextlib.suppress(OSError, Refused):
@@ -431,7 +437,7 @@ class OciDriver:
 
     async def adopt(self, placement_id: str) -> Seen:
         async with self._lock(placement_id):
-            found = await self._look(placement_id)
+            found = await self._after_a_save(placement_id, await self._look(placement_id))
             if found.guest is not None and placement_id not in self._watches:
                 guest = found.guest
                 self._live.setdefault(placement_id, _Live())
@@ -491,8 +497,16 @@ class OciDriver:
     async def _start_in(self, order: Order, rootfs: Path) -> Seen:
         """Prepare and start with a root that is no image."""
         async with self._lock(order.placement_id):
-            await self._prepare(order, rootfs)
-            return await self._start(order, self._live[order.placement_id], rootfs)
+            return await self._begin(order, rootfs, self._runtime.start)
+
+    async def _begin(self, order: Order, rootfs: Path, begin: Callable[[Launch], int]) -> Seen:
+        await self._prepare(order, rootfs)
+        return await self._start(order, self._live[order.placement_id], rootfs, begin)
+
+    async def _end_as_told(self, placement_id: str) -> None:
+        strays = placement_id not in self._watches
+        self._live.setdefault(placement_id, _Live()).ending = True
+        await self._end(placement_id, strays=strays)
 
     def _empty_root(self) -> Path:
         root = self._config.run_dir / "empty-root"
@@ -581,10 +595,3 @@ class OciDriver:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir}: {error}")
         return Refused(Code.START_FAILED, f"{self._config.state_dir}: {error}")
-
-
-async def _both(*work: Awaitable[None]) -> None:
-    """Do them side by side; the first failure is raised when all have ended."""
-    for outcome in await asyncio.gather(*work, return_exceptions=True):
-        if outcome is not None:
-            raise outcome

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.drivers.oci import record as records
+from atoll.drivers.oci import saves
 from atoll.drivers.oci.record import Record
 from atoll.drivers.oci.runtime import PID_FILE, Runtime, read_pid
 from atoll.drivers.port import Power, Seen
@@ -50,6 +51,8 @@ class Traces:
     guest: int | None
     """The process to watch, when it runs or is frozen."""
     frozen: bool = False
+    saved: bool = False
+    """Something of it is saved."""
 
     def names(self) -> tuple[str, ...]:
         """For people: what is there, one name each."""
@@ -88,6 +91,7 @@ def traces(view: View, placement_id: str, slots: Mapping[int, str], *, strays: b
         slots=tuple(sorted(number for number, owner in slots.items() if owner == placement_id)),
         mounts=tuple(mounts.below(directory)) if there else (),
         guest=guest,
+        saved=there and saves.exists(directory),
         frozen=guest is not None and cgroups.freezes(view.layout) and cgroups.frozen(view.layout, group),
     )
 
@@ -111,6 +115,8 @@ def seen(found: Traces) -> Seen:
     if found.guest is not None:
         power = Power.FROZEN if found.frozen else Power.RUNNING
         return Seen(power, address=found.record.address if found.record else None, pid=found.guest)
+    if found.saved:
+        return Seen(Power.SAVED, leftovers=names)
     if found.ran:
         return Seen(Power.STOPPED, reason="exited", leftovers=names)
     return Seen(Power.PREPARED, leftovers=names)

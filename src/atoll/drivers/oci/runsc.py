@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.domain.spec import SaveMode
 from atoll.drivers.oci import capturing
-from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run
+from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run, tell
 from atoll.hostops import mounts, processes
 
 MAP_COUNT: Final = Path("/proc/sys/vm/max_map_count")
@@ -21,6 +23,10 @@ MAP_COUNT_MIN: Final = 262_144
 DISK: Final = "disk"
 STUB_OOM_SCORE: Final = 900
 OWN_STUB_OOM_SCORE: Final = 600
+CUT_TCP: Final = "--allow-live-tcp-migration=false"
+"""What is restored has another address: its old connections are cut, rather than left to wait for peers that cannot find it."""
+HALT_S: Final = 30.0
+SAVE_S: Final = 600.0
 
 
 class Runsc:
@@ -61,19 +67,46 @@ class Runsc:
             "--network=sandbox",
             "--allow-suid",
             "--net-raw",
+            CUT_TCP,
             disk,
             verb,
             *options,
             launch.container_id,
         ]
 
+    saves = SaveMode.FULL
+
+    def save(self, launch: Launch, target: Path, mode: SaveMode) -> None:
+        """Halt its tasks, then write: whatever is done after the moment that is written would be done twice.
+
+        With `--leave-running`, which here means halted: a sentry that cannot write all of it is left as it was (research 1b).
+        """
+        name = launch.container_id
+        self._say(["pause", name], HALT_S)
+        verb = "checkpoint" if mode is SaveMode.FULL else "fscheckpoint"
+        self._say([verb, f"--image-path={target}", "--leave-running", name], SAVE_S)
+
+    def go_on(self, container_id: str) -> None:
+        if json.loads(self._say(["state", container_id], HALT_S))["status"] == "paused":
+            self._say(["resume", container_id], HALT_S)
+
+    def _say(self, words: list[str], timeout_s: float) -> str:
+        return tell([str(self.binary), f"--root={self._root}", CUT_TCP, *words], timeout_s=timeout_s, code=Code.SAVE_FAILED)
+
+    def restore(self, launch: Launch, source: Path, mode: SaveMode) -> int:
+        image = f"--image-path={source}" if mode is SaveMode.FULL else f"--fs-restore-image-path={source}"
+        return self._begin(launch, "restore" if mode is SaveMode.FULL else "run", image)
+
     def start(self, launch: Launch) -> int:
+        return self._begin(launch, "run")
+
+    def _begin(self, launch: Launch, verb: str, *options: str) -> int:
         # What an earlier start of this placement left would make runsc refuse; its guest is known to be gone.
         shutil.rmtree(launch.directory / DISK, ignore_errors=True)
         self.make_disk(launch.directory, launch.order.spec.disk_mib)
         pid_file = launch.directory / PID_FILE
         run(
-            self.command(launch, "run", "--detach", f"--bundle={launch.directory}", f"--pid-file={pid_file}"),
+            self.command(launch, verb, "--detach", *options, f"--bundle={launch.directory}", f"--pid-file={pid_file}"),
             console=launch.directory / CONSOLE,
         )
         pid = read_pid(launch.directory)

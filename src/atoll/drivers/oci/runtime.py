@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from atoll.base.errors import Code, Refused
+from atoll.domain.spec import SaveMode
 from atoll.drivers.port import Order
 from atoll.hostops import processes
 
@@ -62,6 +63,21 @@ class Runtime(Protocol):
         """Start the container of a prepared bundle and return its watched process. *Errors*: Refused(START_FAILED, RUNTIME_MISSING)."""
         ...
 
+    saves: SaveMode
+    """What can be saved of a container."""
+
+    def save(self, launch: Launch, target: Path, mode: SaveMode) -> None:
+        """Write what is to be saved into a directory, and leave the container halted or as it was. *Errors*: Refused SAVE_FAILED."""
+        ...
+
+    def go_on(self, container_id: str) -> None:
+        """Let a container go on that `save`, of this run or an earlier one, has halted. *Idempotency*: one that runs is left alone."""
+        ...
+
+    def restore(self, launch: Launch, source: Path, mode: SaveMode) -> int:
+        """Start the container of a prepared bundle from what was saved; its watched process. *Errors*: as `start`."""
+        ...
+
     def settle(self, pid: int) -> None:
         """What can wait until after the start, e.g. scores for the OOM killer. Never raises for a guest that is gone.
 
@@ -95,6 +111,19 @@ class Runtime(Protocol):
     def is_guest(self, pid: int, container_id: str) -> bool:
         """True when this process is the one to watch for this container."""
         ...
+
+
+def tell(command: Sequence[str], *, timeout_s: float, code: Code) -> str:
+    """Run a runtime's command about a container that there is, and give what it says. *Errors*: Refused with this code, RUNTIME_MISSING."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (FileNotFoundError, PermissionError) as error:
+        raise Refused(Code.RUNTIME_MISSING, f"{command[0]} cannot be run: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise Refused(code, f"{Path(command[0]).name} did not answer within {timeout_s:.0f} s") from error
+    if done.returncode != 0:
+        raise Refused(code, f"{Path(command[0]).name} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-600:]}")
+    return done.stdout
 
 
 def run(command: Sequence[str], *, console: Path, environment: Mapping[str, str] | None = None) -> None:

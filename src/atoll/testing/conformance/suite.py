@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from atoll.drivers.port import Capabilities
-from atoll.testing.conformance import layers, life, limits, network, pausing
+from atoll.testing.conformance import layers, life, limits, network, pausing, saving
 from atoll.testing.conformance.stand import Stand
 
 
@@ -45,11 +45,25 @@ _PAUSING_NEEDS = {
     "connections_outlast_a_pause": ("pauses", "guest_handshake"),
 }
 
+_SAVING_NEEDS = {
+    "what_is_saved_is_at_rest_until_it_is_restored": ("saves_files",),
+    "saving_and_restoring_can_be_repeated": ("saves_files",),
+    "what_is_saved_is_removed": ("saves_files",),
+    "what_was_saved_survives_its_driver": ("saves_files", "survives_agent"),
+    "what_is_not_there_cannot_be_saved": ("saves_files",),
+    "memory_and_files_are_of_one_moment": ("saves_memory", "guest_handshake"),
+    "twenty_cycles_lose_nothing": ("saves_memory", "guest_handshake"),
+    "a_frozen_guest_is_saved": ("saves_memory", "guest_handshake", "pauses"),
+    "restored_guests_have_other_chance": ("saves_memory", "guest_handshake"),
+    "connections_are_cut_when_the_address_changes": ("saves_memory", "guest_handshake", "network_slots"),
+}
+
 CASES: tuple[Case, ...] = (
     *_cases(life, _LIFE_NEEDS, ()),
     *_cases(layers, {}, ("layers", "guest_handshake")),
     *_cases(limits, {}, ("real_kernel_limits", "guest_handshake")),
     *_cases(pausing, _PAUSING_NEEDS, ("pauses",)),
+    *_cases(saving, _SAVING_NEEDS, ("saves_files", "guest_handshake")),
     *_cases(network, {}, ("network_slots", "guest_handshake")),
 )
 

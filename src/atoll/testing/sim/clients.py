@@ -113,8 +113,8 @@ class Clients:
                     await self._authorize(one)
             case Wish.EXTEND:
                 await self._extend(promise, step.timeout_s)
-            case Wish.PAUSE:
-                await self._pause(promise)
+            case Wish.PAUSE | Wish.SUSPEND:
+                await self._rest(promise, step.wish)
             case Wish.RESUME:
                 await self._resume(promise, step.timeout_s)
             case _:
@@ -178,18 +178,21 @@ class Clients:
         promise.moved_at = self.true_s()
         self.note(f"extend {promise.request_id} to {timeout_s} s")
 
-    async def _pause(self, promise: Promise) -> None:
-        """Nothing ends that is paused; whether it is may be known to nobody but its host."""
+    async def _rest(self, promise: Promise, wish: Wish) -> None:
+        """Nothing ends that is at rest; whether it is may be known to nobody but its host."""
         if promise.sandbox_id is None:
             return
         sandbox_id = promise.sandbox_id
         promise.latest = math.inf
         try:
-            sandbox: Sandbox = await self.ask(lambda service, caller: service.pause(caller, sandbox_id))
+            if wish is Wish.PAUSE:
+                sandbox: Sandbox = await self.ask(lambda service, caller: service.pause(caller, sandbox_id))
+            else:
+                sandbox = await self.ask(lambda service, caller: service.suspend(caller, sandbox_id))
         except AtollError as error:
-            self.note(f"pause {promise.request_id}: {error.code}")
+            self.note(f"{wish} {promise.request_id}: {error.code}")
             return
-        self.note(f"pause {promise.request_id}: {sandbox.id} is {sandbox.state}")
+        self.note(f"{wish} {promise.request_id}: {sandbox.id} is {sandbox.state}")
 
     async def _resume(self, promise: Promise, timeout_s: int) -> None:
         if promise.sandbox_id is None:

@@ -21,18 +21,31 @@ from atoll.agent.journal import Job, Journal
 from atoll.agent.record import Record
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
-from atoll.domain.spec import Isolation
+from atoll.domain.spec import Isolation, SaveMode
 from atoll.drivers.fake.driver import FakeDriver, FakeMachine
 from atoll.drivers.fake.driver import Weather as DriverWeather
 from atoll.drivers.port import Capabilities, Mark, Power
 from atoll.testing.sim.process import Process
 from atoll.wire.guest import Hello, Init
 
-_DELAY_S: Final = {"prepare": 0.05, "start": 0.1, "stop": 0.02, "remove": 0.05, "inspect": 0.005, "pause": 0.01, "resume": 0.01}
+_DELAY_S: Final = {
+    "prepare": 0.05,
+    "start": 0.1,
+    "stop": 0.02,
+    "remove": 0.05,
+    "inspect": 0.005,
+    "pause": 0.01,
+    "resume": 0.01,
+    "save": 0.2,
+    "restore": 0.2,
+}
 _CODES: Final = {
     **dict.fromkeys(("stop", "remove", "inspect"), Code.CLEANUP_FAILED),
     "pause": Code.PAUSE_FAILED,
     "resume": Code.RESUME_FAILED,
+    "save": Code.SAVE_FAILED,
+    "restore": Code.RESUME_FAILED,
+    "discard": Code.RESUME_FAILED,
 }
 _MEET_S: Final = 0.05
 
@@ -85,6 +98,7 @@ class SimDriver(FakeDriver):
             network_slots=False,
             stop_keeps_disk=True,
             pauses=True,
+            saves=SaveMode.FULL,
         )
 
     async def _before(self, verb: str) -> None:
@@ -171,6 +185,15 @@ class SimGuests:
             envd_version="sim",
             initialised=before,
         )
+
+    async def lull(self, placement_id: str, address: str, token: Secret | None, *, awake: bool) -> bool:
+        """See Guests. One that is lulled is initialised anew, as after a save."""
+        await asyncio.sleep(_MEET_S / 5)
+        self._process.check()
+        if token is None or not self._answers(placement_id) or awake:
+            return False
+        self._machine.initialised.pop(placement_id, None)
+        return True
 
     def _answers(self, placement_id: str) -> bool:
         placement = self._machine.placements.get(placement_id)

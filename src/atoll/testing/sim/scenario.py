@@ -73,7 +73,7 @@ REPLICAS: Final = frozenset({Kind.STORE_LATE, Kind.HINTS_LOST})
 STEPS_MAX: Final = 200
 SLOW_S_MAX: Final = 8.0
 STEP_S_MAX: Final = 7200.0
-VERBS: Final = ("prepare", "start", "stop", "remove", "inspect", "adopt", "held", "probe", "pause", "resume")
+VERBS: Final = ("prepare", "start", "stop", "remove", "inspect", "adopt", "held", "probe", "pause", "resume", "save", "restore", "discard")
 
 
 class Wish(StrEnum):
@@ -85,6 +85,7 @@ class Wish(StrEnum):
     REPEAT = "repeat"
     """The same create once more."""
     PAUSE = "pause"
+    SUSPEND = "suspend"
     RESUME = "resume"
     AUTHORIZE = "authorize"
     """Whatever of its sandboxes waits for a word before it is replaced gets that word."""
@@ -241,7 +242,7 @@ def _fault(dice: random.Random, kind: Kind, fate_s: float) -> Fault:
     return Fault(at_s, kind, target=dice.randrange(12), for_s=for_s, share=share, word=word)
 
 
-_REST: Final = (Wish.PAUSE, Wish.RESUME, Wish.RESUME)
+_REST: Final = (Wish.PAUSE, Wish.SUSPEND, Wish.RESUME, Wish.RESUME)
 
 
 def _step(dice: random.Random, client: int, fate_s: float) -> Step:

@@ -15,7 +15,7 @@ from atoll.agent.record import Record
 from atoll.base.errors import Code
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.domain.placement import Holding
+from atoll.domain.placement import Holding, Observed
 from atoll.domain.sandbox import TERMINAL
 from atoll.drivers.port import Power
 from atoll.testing.sim import checks
@@ -168,7 +168,8 @@ def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None
         again = world.scenario.on_exit == "restart" and record.placement_id in world.history.ended
         if row["started_at"] is not None and record.placement_id not in world.history.was_ready:
             raise Violated(f"{record.sandbox_id} was ready once, and is begun anew as {record.placement_id}")
-        if record.placement_id in world.history.was_ready and not again:
+        back = record.observed in (Observed.SAVED, Observed.SAVING, Observed.RUNNING, Observed.FROZEN, Observed.ERROR)
+        if record.placement_id in world.history.was_ready and not again and not back:
             raise Violated(f"{record.placement_id} was ready, and another guest is begun in its place")
 
 
@@ -333,14 +334,15 @@ def _restless(world: World, sandbox_id: str, row: Row) -> str | None:
     state, held = row["state"], world.ledger.held_by(sandbox_id)
     if state in TERMINAL:
         return f"{sandbox_id} is {state} and still holds {held}" if held else None
-    if state not in ("ready", "paused", "stopped"):
+    if state not in ("ready", "paused", "suspended", "stopped"):
         return f"{sandbox_id} is still {state}"
     host = world.host_of(row["host_id"])
     thing = host.things.placements.get(row["placement_id"]) if host is not None else None
     if state == "ready" and (host is None or row["placement_id"] not in host.things.initialised):
         return f"{sandbox_id} is ready and no guest of it runs"
-    if state == "paused" and (thing is None or thing.power is not Power.FROZEN):
-        return f"{sandbox_id} is paused and no guest of it is frozen"
+    wanted = {"paused": Power.FROZEN, "suspended": Power.SAVED}.get(state)
+    if wanted is not None and (thing is None or thing.power is not wanted):
+        return f"{sandbox_id} is {state} and not {wanted} on its host"
     return None
 
 

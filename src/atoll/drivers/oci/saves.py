@@ -1,0 +1,99 @@
+"""What was saved of a placement: a directory in its own, which appears by one rename and says what is in it.
+
+Theory of operation. A runtime writes into a fresh private directory; its files are looked at, a list of their names and sizes is written
+beside them, and the directory is renamed to `saved`. So whatever is called that is whole, or was damaged since, which the list shows. A
+guest that lives beside it has not been used since: it is about to end after its save, or was restored and nobody has met it yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from atoll.base.errors import Code, Refused
+from atoll.domain.spec import SaveMode
+
+SAVED: Final = "saved"
+DRAFT: Final = "saved.draft"
+LIST: Final = "saved.json"
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save. *Units*: bytes."""
+
+    directory: Path
+    mode: SaveMode
+    files: Mapping[str, int]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.files.values())
+
+
+def exists(directory: Path) -> bool:
+    """Whether something is saved in a placement's directory."""
+    return (directory / SAVED / LIST).exists()
+
+
+def begin(directory: Path) -> Path:
+    """A fresh directory to save into; what an earlier try has left goes."""
+    shutil.rmtree(directory / DRAFT, ignore_errors=True)
+    draft = directory / DRAFT
+    draft.mkdir(mode=0o700)
+    return draft
+
+
+def publish(directory: Path, mode: SaveMode) -> Save:
+    """Let the draft be what is saved. *Errors*: Refused SAVE_FAILED when there is nothing in it; OSError."""
+    draft = directory / DRAFT
+    files = {path.name: path.stat().st_size for path in sorted(draft.iterdir())}
+    empty = [name for name, size in files.items() if size == 0]
+    if empty:
+        raise Refused(Code.SAVE_FAILED, f"what was saved is not whole: {', '.join(empty)} has nothing in it")
+    (draft / LIST).write_text(json.dumps({"format": FORMAT, "mode": mode.value, "files": files}))
+    shutil.rmtree(directory / SAVED, ignore_errors=True)
+    draft.rename(directory / SAVED)
+    return Save(directory / SAVED, mode, files)
+
+
+def read(directory: Path) -> Save:
+    """What is saved. *Errors*: Refused RESUME_FAILED when it is not there or not whole."""
+    place = directory / SAVED
+    try:
+        said: dict[str, Any] = json.loads((place / LIST).read_text())
+        save = Save(place, SaveMode(said["mode"]), {str(name): int(size) for name, size in said["files"].items()})
+        if said["format"] != FORMAT:
+            raise Refused(Code.RESUME_FAILED, f"it was saved in format {said['format']}, and this release reads {FORMAT}")
+        for name, size in save.files.items():
+            if (place / name).stat().st_size != size:
+                raise Refused(Code.RESUME_FAILED, f"{name} of what was saved is not as long as it was")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused(Code.RESUME_FAILED, f"what was saved cannot be read: {error}") from error
+    return save
+
+
+def drop(directory: Path) -> None:
+    """Nothing is saved any more. The list goes first: what is half removed is not saved."""
+    with contextlib.suppress(FileNotFoundError):
+        (directory / SAVED / LIST).unlink()
+    for name in (SAVED, DRAFT):
+        shutil.rmtree(directory / name, ignore_errors=True)
+
+
+def flush(save: Save) -> None:
+    """Have it on the host's disk, for a host that loses power. Never raises: what is not there any more need not be."""
+    for name in (*save.files, LIST):
+        with contextlib.suppress(OSError):
+            fd = os.open(save.directory / name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)

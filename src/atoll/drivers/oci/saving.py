@@ -1,0 +1,164 @@
+"""The `oci` driver's verbs for saving guests and bringing them back; mixed into the driver.
+
+Theory of operation. In this order: room is looked at; the guest is halted and written into a draft; the draft is looked at and gets its
+name; the guest ends. A failure before the name lets the guest go on, and leaves nothing. From the name on what is saved is the truth, and a
+guest that still lives beside it is only waiting to be ended. `discard` turns that round, just before anybody uses a restored guest. A
+process that is killed in between leaves one of these states, and `adopt` tells which (`saves.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from atoll.base.errors import Code, Refused
+from atoll.domain.spec import SaveMode
+from atoll.drivers.oci import look, saves, usage
+from atoll.drivers.oci.config import OciConfig
+from atoll.drivers.oci.images import Images
+from atoll.drivers.oci.runtime import Launch, Runtime
+from atoll.drivers.port import Order, Saved, Seen
+from atoll.hostops import cgroups, processes
+
+T = TypeVar("T")
+
+_WRITERS: Final = frozenset({"checkpoint", "fscheckpoint", "pause"})
+
+
+class Saving:
+    """`Driver.save`, `restore`, `discard`, and what `adopt` has to know of them."""
+
+    _config: OciConfig
+    _view: look.View
+    _runtime: Runtime
+    _images: Images
+    _step: Callable[[str], None]
+
+    # What the driver has.
+
+    @abstractmethod
+    def _lock(self, placement_id: str) -> AbstractAsyncContextManager[None]: ...
+
+    @abstractmethod
+    async def _blocking(self, work: Callable[[], T]) -> T: ...
+
+    @abstractmethod
+    async def _look(self, placement_id: str) -> look.Traces: ...
+
+    @abstractmethod
+    async def _end_as_told(self, placement_id: str) -> None:
+        """End what there is of a guest; its files stay, and its end is no news."""
+
+    @abstractmethod
+    async def _begin(self, order: Order, rootfs: Path, begin: Callable[[Launch], int]) -> Seen:
+        """Prepare a slot and a bundle, and start the guest by `begin`."""
+
+    @abstractmethod
+    def _launch(self, order: Order, rootfs: Path) -> Launch: ...
+
+    @abstractmethod
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> object: ...
+
+    # The verbs.
+
+    async def save(self, order: Order, mode: SaveMode) -> Saved:
+        async with self._lock(order.placement_id):
+            found = await self._look(order.placement_id)
+            if not found.saved:
+                if found.guest is None:
+                    raise Refused(Code.PLACEMENT_LOST, f"{order.placement_id} has no guest that could be saved")
+                await self._blocking(lambda: self._save(order, mode, frozen=found.frozen))
+                self._step("saved")
+            save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id)))
+            await self._end_as_told(order.placement_id)
+            self._spawn(self._blocking(lambda: saves.flush(save)), f"flush {order.placement_id}")
+            return Saved(save.mode, save.size_bytes)
+
+    def _save(self, order: Order, mode: SaveMode, *, frozen: bool) -> None:
+        """Blocking. *Errors*: Refused SAVE_FAILED, HOST_DISK_FULL: the guest goes on and nothing is saved."""
+        placement_id = order.placement_id
+        directory = self._view.directory(placement_id)
+        self._require_room(placement_id)
+        done = mode if self._runtime.saves is SaveMode.FULL else SaveMode.FILES
+        draft = saves.begin(directory)
+        self._step("draft")
+        try:
+            if frozen:
+                cgroups.thaw(self._view.layout, self._view.group(placement_id))
+            self._runtime.save(self._launch(order, Path()), draft, done)
+            self._step("written")
+            saves.publish(directory, done)
+        except (Refused, OSError) as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            with contextlib.suppress(Refused, OSError, ValueError):
+                self._runtime.go_on(placement_id)
+            if isinstance(error, Refused):
+                raise
+            raise Refused(Code.SAVE_FAILED, f"it could not be saved: {error}") from error
+
+    def _require_room(self, placement_id: str) -> None:
+        """*Errors*: Refused HOST_DISK_FULL. A save that finds no room half-way is undone, but takes the others' room meanwhile."""
+        spent = usage.measure(self._view, [placement_id], {}).get(placement_id)
+        need = 0 if spent is None else spent.memory_bytes + spent.cache_bytes + spent.disk_bytes
+        space = os.statvfs(self._config.state_dir)
+        free = space.f_bavail * space.f_frsize - (self._config.disk_spare_mib << 20)
+        if free < need:
+            message = f"saving it may take {need >> 20} MiB, and {self._config.state_dir} has {max(0, free) >> 20} MiB to spare"
+            raise Refused(Code.HOST_DISK_FULL, message)
+
+    async def restore(self, order: Order, *, reboot: bool = False) -> Seen:
+        async with self._lock(order.placement_id):
+            with self._images.pin(order.spec):
+                rootfs = await self._images.root_of(order.spec)
+                save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id)))
+                if reboot and save.mode is SaveMode.FULL:
+                    save = await self._files_of(order, rootfs, save)
+                return await self._restore(order, rootfs, save)
+
+    async def _restore(self, order: Order, rootfs: Path, save: saves.Save) -> Seen:
+        await self._end_as_told(order.placement_id)
+        self._step("cleared")
+        try:
+            return await self._begin(order, rootfs, lambda launch: self._runtime.restore(launch, save.directory, save.mode))
+        except Refused as error:
+            if error.code is not Code.START_FAILED:
+                raise
+            raise Refused(Code.RESUME_FAILED, error.message) from error
+
+    async def _files_of(self, order: Order, rootfs: Path, save: saves.Save) -> saves.Save:
+        """Of what was saved whole, the files alone take its place: it is brought back for as long as that takes."""
+        await self._restore(order, rootfs, save)
+        await self._blocking(lambda: self._save(order, SaveMode.FILES, frozen=False))
+        self._step("files saved")
+        return await self._blocking(lambda: saves.read(self._view.directory(order.placement_id)))
+
+    async def discard(self, placement_id: str) -> None:
+        async with self._lock(placement_id):
+            await self._blocking(lambda: saves.drop(self._view.directory(placement_id)))
+            self._step("discarded")
+
+    async def _after_a_save(self, placement_id: str, found: look.Traces) -> look.Traces:
+        """What an earlier run has left half done is undone, or done: what is there afterwards."""
+        directory = self._view.directory(placement_id)
+        if found.saved:
+            if found.guest is not None:
+                await self._end_as_told(placement_id)
+            return await self._look(placement_id)
+        if found.guest is not None and await self._blocking((directory / saves.DRAFT).exists):
+            await self._blocking(lambda: self._undo(placement_id, directory))
+            return await self._look(placement_id)
+        return found
+
+    def _undo(self, placement_id: str, directory: Path) -> None:
+        for pid in processes.mentioning(placement_id):
+            if _WRITERS & set(processes.arguments(pid)):
+                processes.send_signal(pid)
+        with contextlib.suppress(Refused, OSError, ValueError):
+            self._runtime.go_on(placement_id)
+        shutil.rmtree(directory / saves.DRAFT, ignore_errors=True)

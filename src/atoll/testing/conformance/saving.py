@@ -1,0 +1,186 @@
+"""Cases about saving a guest and bringing it back: one moment, nothing lost, and nothing half done to be seen."""
+
+from __future__ import annotations
+
+import asyncio
+
+from atoll.base.errors import Code
+from atoll.domain.spec import SaveMode
+from atoll.drivers.port import Order, Power, Seen
+from atoll.testing.conformance.guest import GuestClient
+from atoll.testing.conformance.stand import Stand, refusal, shell
+
+COUNTER = "i=0; while :; do i=$((i+1)); echo $i >/count; sleep 0.02; done"
+CYCLES = 20
+
+
+async def _gone(stand: Stand, order: Order) -> None:
+    await stand.driver.remove(order.placement_id)
+    assert (await stand.driver.inspect(order.placement_id)).power is Power.ABSENT
+    assert not stand.traces(order), f"left on the machine: {stand.traces(order)}"
+
+
+async def _back(stand: Stand, order: Order, *, reboot: bool = False) -> tuple[Seen, GuestClient]:
+    seen = await stand.driver.restore(order, reboot=reboot)
+    guest = await stand.guest(order, seen)
+    await stand.driver.discard(order.placement_id)
+    return seen, guest
+
+
+async def what_is_saved_is_at_rest_until_it_is_restored(stand: Stand) -> None:
+    order = stand.order()
+    await stand.driver.start(order)
+    saved = await stand.driver.save(order, SaveMode.FULL)
+    assert saved.mode is stand.driver.capabilities.saves, "what cannot be done is said"
+    assert saved.size_bytes > 0
+    assert (await stand.driver.inspect(order.placement_id)).power is Power.SAVED
+    assert order.placement_id in [held.placement_id for held in await stand.driver.held()]
+    seen = await stand.driver.restore(order)
+    assert (seen.power, bool(seen.address)) == (Power.RUNNING, True)
+    await stand.driver.discard(order.placement_id)
+    assert (await stand.driver.inspect(order.placement_id)).power is Power.RUNNING
+    await _gone(stand, order)
+    assert stand.exits == [], "an end that was asked for is no news"
+
+
+async def saving_and_restoring_can_be_repeated(stand: Stand) -> None:
+    order = stand.order()
+    await stand.driver.start(order)
+    first = await stand.driver.save(order, SaveMode.FULL)
+    assert await stand.driver.save(order, SaveMode.FULL) == first
+    for _ in range(2):
+        assert (await stand.driver.restore(order)).power is Power.RUNNING
+    assert await stand.driver.save(order, SaveMode.FULL) == first, "nobody has used it since"
+    assert (await stand.driver.inspect(order.placement_id)).power is Power.SAVED
+    await stand.driver.restore(order)
+    await stand.driver.discard(order.placement_id)
+    await stand.driver.discard(order.placement_id)
+    assert (await refusal(stand.driver.restore(order))).code is Code.RESUME_FAILED, "what was discarded is the past"
+    await _gone(stand, order)
+
+
+async def what_is_saved_is_removed(stand: Stand) -> None:
+    order = stand.order()
+    await stand.driver.start(order)
+    await stand.driver.save(order, SaveMode.FULL)
+    await _gone(stand, order)
+
+
+async def what_was_saved_survives_its_driver(stand: Stand) -> None:
+    order = stand.order()
+    await stand.driver.start(order)
+    await stand.driver.save(order, SaveMode.FULL)
+    driver = await stand.reopen()
+    assert (await driver.adopt(order.placement_id)).power is Power.SAVED
+    await driver.restore(order)
+    driver = await stand.reopen()
+    assert (await driver.adopt(order.placement_id)).power is Power.SAVED, "nobody has used what was restored"
+    seen = await driver.restore(order)
+    await driver.discard(order.placement_id)
+    driver = await stand.reopen()
+    adopted = await driver.adopt(order.placement_id)
+    assert (adopted.power, adopted.pid) == (Power.RUNNING, seen.pid)
+    await _gone(stand, order)
+
+
+async def what_is_not_there_cannot_be_saved(stand: Stand) -> None:
+    order = stand.order()
+    assert (await refusal(stand.driver.save(order, SaveMode.FULL))).code is Code.PLACEMENT_LOST
+    assert (await refusal(stand.driver.restore(order))).code is Code.RESUME_FAILED
+    await stand.driver.discard(order.placement_id)
+    await stand.driver.prepare(order)
+    assert (await refusal(stand.driver.save(order, SaveMode.FULL))).code is Code.PLACEMENT_LOST
+    await _gone(stand, order)
+
+
+async def files_outlast_a_save_of_files(stand: Stand) -> None:
+    order = stand.order()
+    guest = await stand.guest(order, await stand.driver.start(order))
+    before = (await shell(guest, "head -c 3000000 /dev/urandom >/kept; md5sum /kept; cat /proc/sys/kernel/random/boot_id")).out.split()
+    assert (await stand.driver.save(order, SaveMode.FILES)).mode is SaveMode.FILES
+    _, guest = await _back(stand, order)
+    after = (await shell(guest, "md5sum /kept; cat /proc/sys/kernel/random/boot_id")).out.split()
+    assert after[0] == before[0], "not a byte is another"
+    if stand.driver.capabilities.saves_memory:
+        assert after[2] != before[2], "it was booted anew"
+    await _gone(stand, order)
+
+
+async def memory_and_files_are_of_one_moment(stand: Stand) -> None:
+    order = stand.order()
+    guest = await stand.guest(order, await stand.driver.start(order))
+    await shell(guest, f"({COUNTER}) >/dev/null 2>&1 & head -c 3000000 /dev/urandom >/kept; echo tmp >/tmp/kept")
+    before = (await shell(guest, "md5sum /kept; cat /proc/sys/kernel/random/boot_id; cat /count")).out.split()
+    await stand.driver.save(order, SaveMode.FULL)
+    await asyncio.sleep(1.0)
+    _, guest = await _back(stand, order)
+    first = (await shell(guest, "md5sum /kept; cat /proc/sys/kernel/random/boot_id; cat /count; cat /tmp/kept")).out.split()
+    await asyncio.sleep(0.5)
+    second = (await shell(guest, "cat /count")).out
+    assert (first[0], first[2], first[4]) == (before[0], before[2], "tmp")
+    assert int(before[3]) <= int(first[3]) < int(second), "what counted goes on where it was"
+    _, guest = await _rebooted(stand, order)
+    assert (await shell(guest, "md5sum /kept")).out.split()[0] == before[0], "files alone, of what was saved whole"
+    assert (await shell(guest, "cat /proc/sys/kernel/random/boot_id")).out.strip() != before[2]
+    await _gone(stand, order)
+
+
+async def _rebooted(stand: Stand, order: Order) -> tuple[Seen, GuestClient]:
+    await stand.driver.save(order, SaveMode.FULL)
+    return await _back(stand, order, reboot=True)
+
+
+async def twenty_cycles_lose_nothing(stand: Stand) -> None:
+    order = stand.order()
+    guest = await stand.guest(order, await stand.driver.start(order))
+    await shell(guest, f"mkdir /all; ({COUNTER}) >/dev/null 2>&1 &")
+    sums: list[str] = []
+    counted = 0
+    for number in range(CYCLES):
+        # Written and not synced: what was written before a save is there after it.
+        sums.append((await shell(guest, f"head -c 200000 /dev/urandom >/all/{number}; md5sum </all/{number}")).out)
+        await stand.driver.save(order, SaveMode.FULL)
+        _, guest = await _back(stand, order)
+        found = (await shell(guest, f"for i in $(seq 0 {number}); do md5sum </all/$i; done")).out
+        assert found == "".join(sums), f"cycle {number}"
+        count = int((await shell(guest, "sleep 0.1; cat /count")).out)
+        assert count > counted, f"cycle {number}: the process that counts is gone"
+        counted = count
+    await _gone(stand, order)
+
+
+async def a_frozen_guest_is_saved(stand: Stand) -> None:
+    order = stand.order()
+    guest = await stand.guest(order, await stand.driver.start(order))
+    await shell(guest, "echo here >/kept")
+    await stand.driver.pause(order.placement_id)
+    await stand.driver.save(order, SaveMode.FULL)
+    _, guest = await _back(stand, order)
+    assert (await shell(guest, "cat /kept")).out == "here\n"
+    await _gone(stand, order)
+
+
+async def restored_guests_have_other_chance(stand: Stand) -> None:
+    order = stand.order()
+    await stand.guest(order, await stand.driver.start(order))
+    await stand.driver.save(order, SaveMode.FULL)
+    drawn = set()
+    for _ in range(2):
+        guest = await stand.guest(order, await stand.driver.restore(order))
+        drawn.add((await shell(guest, "head -c 16 /dev/urandom | od -An -tx1")).out)
+    assert len(drawn) == 2, "two that were restored from one moment drew the same"
+    await _gone(stand, order)
+
+
+async def connections_are_cut_when_the_address_changes(stand: Stand) -> None:
+    order = stand.order()
+    guest = await stand.guest(order, await stand.driver.start(order))
+    command = asyncio.create_task(guest.run(["/bin/sh", "-c", "echo begun; sleep 60"], user="root", timeout_s=20.0))
+    await asyncio.sleep(0.4)
+    await stand.driver.save(order, SaveMode.FULL)
+    async with asyncio.timeout(10.0):
+        outcome = (await asyncio.gather(command, return_exceptions=True))[0]
+    assert isinstance(outcome, Exception), "its peer hears at once that it is gone"
+    _, guest = await _back(stand, order)
+    assert "sleep 60" in (await shell(guest, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).out, "what ran goes on all the same"
+    await _gone(stand, order)
