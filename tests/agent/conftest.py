@@ -20,8 +20,8 @@ from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
 from atoll.domain.command import Kind, command_id, digest
 from atoll.domain.placement import Observed
-from atoll.domain.spec import Isolation, OnLeaseExpiry, Spec
-from atoll.drivers.port import Capabilities, Held, Image, Order, Power, Probe, Seen
+from atoll.domain.spec import Isolation, OnLeaseExpiry, SaveMode, Spec
+from atoll.drivers.port import Capabilities, Held, Image, Order, Power, Probe, Saved, Seen
 from atoll.wire.agent import (
     Collected,
     Command,
@@ -97,6 +97,8 @@ class Thing:
     order: Order
     power: Power = Power.PREPARED
     initialised: bool = False
+    saved: SaveMode | None = None
+    asleep: bool = False
     inits: list[InitPayload] = field(default_factory=list)
 
 
@@ -108,6 +110,7 @@ class Machine:
         self.stray: list[Held] = []
         self.history: list[tuple[str, str]] = []
         self.started: dict[str, int] = {}
+        self.restored: dict[str, int] = {}
 
 
 class MachineDriver:
@@ -116,7 +119,9 @@ class MachineDriver:
     def __init__(self, machine: Machine, fuse: Fuse, *, keeps_disk: bool = False) -> None:
         self.machine = machine
         self.fuse = fuse
-        self.capabilities = Capabilities(name="machine", isolation=Isolation.GVISOR, arch="x86_64", stop_keeps_disk=keeps_disk, pauses=True)
+        self.capabilities = Capabilities(
+            name="machine", isolation=Isolation.GVISOR, arch="x86_64", stop_keeps_disk=keeps_disk, pauses=True, saves=SaveMode.FULL
+        )
         self.on_exit: Callable[[str, str], object] | None = None
         self.fail: dict[str, list[Exception]] = {}
         self.gate: dict[str, asyncio.Event] = {}
@@ -153,7 +158,7 @@ class MachineDriver:
         finally:
             self.running -= 1
         thing = self.machine.things.setdefault(order.placement_id, Thing(order))
-        if thing.power not in (Power.RUNNING, Power.FROZEN):
+        if thing.power not in (Power.RUNNING, Power.FROZEN, Power.SAVED):
             thing.power = Power.RUNNING
             self.machine.started[order.placement_id] = self.machine.started.get(order.placement_id, 0) + 1
         self.fuse.pass_("after start")
@@ -164,6 +169,33 @@ class MachineDriver:
 
     async def resume(self, placement_id: str) -> Seen:
         return await self._turn("resume", placement_id, Power.RUNNING)
+
+    async def save(self, order: Order, mode: SaveMode) -> Saved:
+        await self._verb("save", order.placement_id)
+        thing = self.machine.things.get(order.placement_id)
+        if thing is None or (thing.saved is None and thing.power not in (Power.RUNNING, Power.FROZEN)):
+            raise Refused(Code.PLACEMENT_LOST, "there is no guest")
+        thing.saved = thing.saved or mode
+        self.fuse.pass_("after naming the save")
+        thing.power = Power.SAVED
+        self.fuse.pass_("after save")
+        return Saved(thing.saved, 1)
+
+    async def restore(self, order: Order, *, reboot: bool = False) -> Seen:
+        await self._verb("restore", order.placement_id)
+        thing = self.machine.things.get(order.placement_id)
+        if thing is None or thing.saved is None:
+            raise Refused(Code.RESUME_FAILED, "nothing is saved")
+        thing.power = Power.RUNNING
+        self.machine.restored[order.placement_id] = self.machine.restored.get(order.placement_id, 0) + 1
+        self.fuse.pass_("after restore")
+        return Seen(Power.RUNNING, address="10.64.0.2")
+
+    async def discard(self, placement_id: str) -> None:
+        await self._verb("discard", placement_id)
+        if (thing := self.machine.things.get(placement_id)) is not None:
+            thing.saved = None
+        self.fuse.pass_("after discard")
 
     async def _turn(self, verb: str, placement_id: str, power: Power) -> Seen:
         await self._verb(verb, placement_id)
@@ -202,6 +234,8 @@ class MachineDriver:
         thing = self.machine.things.get(placement_id)
         if thing is None:
             return Seen(Power.ABSENT)
+        if thing.saved is not None and thing.power is Power.RUNNING:
+            thing.power = Power.SAVED
         return Seen(thing.power, address="10.64.0.2" if thing.power in (Power.RUNNING, Power.FROZEN) else None)
 
     async def probe(self) -> list[Probe]:
@@ -222,6 +256,20 @@ class MachineGuests:
         self.fuse = fuse
         self.error: Exception | None = None
         self.gate: asyncio.Event | None = None
+        self.deaf = False
+        """Guests do not answer when they are told to sleep."""
+
+    async def lull(self, placement_id, address, token, *, awake):
+        self.fuse.pass_("before lull")
+        thing = self.machine.things.get(placement_id)
+        if self.deaf or token is None or thing is None:
+            return False
+        if awake and thing.asleep:
+            thing.initialised, thing.asleep = True, False
+        if not awake and thing.initialised:
+            thing.initialised, thing.asleep = False, True
+        self.fuse.pass_("after lull")
+        return True
 
     async def meet(self, record, address, *, token, init):
         secret = await token()
@@ -231,10 +279,12 @@ class MachineGuests:
         if self.error is not None:
             raise self.error
         thing = self.machine.things[record.placement_id]
-        if not thing.initialised:
+        assert thing.power is Power.RUNNING, "what is frozen or saved answers nobody"
+        if not thing.initialised or record.observed is Observed.SAVED:
             content = await init()
+            assert thing.saved is None, "it could be begun again from before this use"
             self.fuse.pass_("before init")
-            thing.initialised = True
+            thing.initialised, thing.asleep = True, False
             thing.inits.append(InitPayload(env=content.env))
             self.fuse.pass_("after init")
         return Hello(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
+from atoll.domain.spec import OnEnd, OnLeaseExpiry
 from atoll.drivers.port import Power
 
 A = "plc_aaaaaaaaaaaaaaaaaaaa"
@@ -115,6 +117,131 @@ async def test_a_frozen_guest_that_dies_while_no_agent_runs(world):
     assert world.control.seen(A).ended_by == "exit"
 
 
+async def test_suspend_and_restore(world):
+    await ready(world)
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await rested(world, Observed.SAVED)
+    assert (world.control.seen(A).save_mode, world.control.seen(A).unresponsive, world.control.seen(A).ready) == ("full", False, False)
+    assert world.machine.things[A].power is Power.SAVED
+    world.control.want(A)
+    await world.control.until_ready(A)
+    thing = world.machine.things[A]
+    assert (world.machine.started[A], world.machine.restored[A], len(thing.inits)) == (1, 1, 2), "it is told anew who it is"
+    assert thing.saved is None
+
+
+async def test_what_cannot_be_saved_serves_as_before(world):
+    await ready(world)
+    world.driver.fail["save"] = [Refused(Code.HOST_DISK_FULL, "no")]
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await world.control.until(lambda: world.control.seen(A).failed_revision == 2)
+    assert (world.control.seen(A).observed, world.control.seen(A).reason) == (Observed.RUNNING, Code.HOST_DISK_FULL)
+    thing = world.machine.things[A]
+    assert (thing.initialised, thing.power) == (True, Power.RUNNING)
+    world.control.want(A)
+    await world.control.until_ready(A)
+    assert (world.machine.started[A], len(thing.inits)) == (1, 1)
+
+
+async def test_a_guest_that_does_not_answer_is_saved_and_said_to_be_so(world):
+    await ready(world)
+    world.guests.deaf = True
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await rested(world, Observed.SAVED)
+    assert world.control.seen(A).unresponsive
+    world.control.want(A)
+    await world.control.until_ready(A)
+    assert len(world.machine.things[A].inits) == 2, "its settings were those of before"
+
+
+async def test_a_restore_that_fails_leaves_what_was_saved(world):
+    await ready(world)
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await rested(world, Observed.SAVED)
+    for _ in range(2):
+        world.driver.fail["restore"] = [Refused(Code.RESUME_FAILED, "no")]
+        world.control.want(A)
+        revision = world.control.wants[A].revision
+        await world.control.until(lambda revision=revision: world.control.seen(A).failed_revision == revision)
+        world.control.want(A, Kind.ENSURE_SUSPENDED)
+        await rested(world, Observed.SAVED)
+    world.control.want(A)
+    await world.control.until_ready(A)
+    assert (world.machine.started[A], world.machine.restored[A]) == (1, 1)
+
+
+async def test_a_restored_guest_that_never_answers_is_the_saved_one_again(world):
+    await ready(world)
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await rested(world, Observed.SAVED)
+    world.guests.error = Refused(Code.GUEST_BOOT_TIMEOUT, "nothing answers")
+    world.control.want(A)
+    await world.control.until(lambda: world.control.seen(A).failed_revision == 3)
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await rested(world, Observed.SAVED)
+    world.guests.error = None
+    world.control.want(A)
+    await world.control.until_ready(A)
+    assert (world.machine.started[A], world.machine.restored[A]) == (1, 2)
+
+
+async def test_what_is_saved_outlives_the_kernel(world):
+    await ready(world)
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await rested(world, Observed.SAVED)
+    await world.kill()
+    world.facts = world.facts.model_copy(update={"boot_id": "boot-2"})
+    world.boot()
+    await world.control.next_poll()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    assert world.machine.restored[A] == 1
+
+
+async def test_at_its_end_it_is_saved_though_control_is_away(world):
+    world.control.timeout_s = 100.0
+    world.control.spec = replace(world.control.spec, on_end=OnEnd.SUSPEND)
+    await ready(world)
+    world.control.end(A, 100.0, revision=1, action=OnEnd.SUSPEND)
+    await world.control.until(lambda: world.control.end_revision(A) == 1)
+    world.control.down = True
+    world.skip(101)
+    await world.control.until(lambda: world.machine.things[A].power is Power.SAVED)
+    assert not world.machine.things[A].initialised, "it was told to sleep, without control's help"
+    world.control.down = False
+    await world.control.until(lambda: world.control.seen(A).observed is Observed.SAVED)
+    seen = world.control.seen(A)
+    assert (seen.reason, seen.ended_by, seen.applied_revision) == (Code.END_REACHED, None, 1)
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await rested(world, Observed.SAVED)
+    world.control.want(A)
+    await world.control.until_ready(A)
+    assert world.machine.started[A] == 1
+
+
+async def test_at_its_end_what_cannot_be_saved_is_frozen(world):
+    await ready(world)
+    world.driver.fail["save"] = [Refused(Code.HOST_DISK_FULL, "no")]
+    world.control.end(A, 100.0, revision=1, action=OnEnd.SUSPEND)
+    await world.control.until(lambda: world.control.end_revision(A) == 1)
+    world.skip(101)
+    await world.control.until(lambda: world.control.seen(A).observed is Observed.FROZEN)
+    assert world.control.seen(A).reason == Code.END_REACHED
+    assert "HOST_DISK_FULL" in world.control.seen(A).detail
+
+
+async def test_a_lease_that_runs_out_saves_what_says_so(world):
+    await ready(world)
+    world.control.end(A, 1e6, revision=1, on_lease_expiry=OnLeaseExpiry.SUSPEND)
+    await world.control.until(lambda: world.control.end_revision(A) == 1)
+    world.control.down = True
+    world.skip(400)
+    await world.control.until(lambda: world.machine.things[A].power is Power.SAVED)
+    world.control.down = False
+    await world.control.until(lambda: world.control.seen(A).reason == Code.LEASE_EXPIRED)
+    assert world.control.seen(A).observed is Observed.SAVED
+
+
 async def _until_crash_or(world, done) -> bool:
     async with asyncio.timeout(10):
         while not world.task.done():
@@ -129,7 +256,13 @@ def _is(world, observed: Observed, revision: int) -> bool:
     return seen is not None and seen.observed is observed and seen.applied_revision >= revision
 
 
+SUSPEND = (Kind.ENSURE_SUSPENDED, Observed.SAVED)
 WISHES = {
+    "suspend": [SUSPEND],
+    "suspend and restore": [SUSPEND, (Kind.ENSURE_RUNNING, Observed.RUNNING)],
+    "suspend and delete": [SUSPEND, (Kind.ENSURE_ABSENT, Observed.ABSENT)],
+    "pause and suspend": [(Kind.ENSURE_PAUSED, Observed.FROZEN), SUSPEND],
+    "suspend twice": [SUSPEND, (Kind.ENSURE_RUNNING, Observed.RUNNING), SUSPEND],
     "pause": [(Kind.ENSURE_PAUSED, Observed.FROZEN)],
     "resume": [(Kind.ENSURE_PAUSED, Observed.FROZEN), (Kind.ENSURE_RUNNING, Observed.RUNNING)],
     "delete": [(Kind.ENSURE_PAUSED, Observed.FROZEN), (Kind.ENSURE_ABSENT, Observed.ABSENT)],
@@ -139,7 +272,7 @@ WISHES = {
         (Kind.ENSURE_PAUSED, Observed.FROZEN),
     ],
 }
-POWERS = {Observed.FROZEN: Power.FROZEN, Observed.RUNNING: Power.RUNNING, Observed.ABSENT: None}
+POWERS = {Observed.SAVED: Power.SAVED, Observed.FROZEN: Power.FROZEN, Observed.RUNNING: Power.RUNNING, Observed.ABSENT: None}
 
 
 @pytest.mark.parametrize("wish", list(WISHES))
@@ -147,15 +280,21 @@ async def test_killed_at_every_boundary(tmp_path, world_factory, wish):
     """Crash at the n-th boundary, restart, and what is wanted comes about, on the guest that there was."""
     points = []
     for n in range(1, 300):
-        world = world_factory(tmp_path / f"{wish.split()[0]}-{n}")
+        world = world_factory(tmp_path / f"{wish.replace(' ', '-')}-{n}")
         if not await _scenario(world, wish, n):
             break
         points.append(world.fuse_name)
     else:
         pytest.fail("the scenario never got through")
-    assert {"before pause", "after pause", "before commit", "after commit"} <= set(points)
+    assert {"before commit", "after commit"} <= set(points)
+    if wish in ("pause", "resume", "delete", "back and forth", "pause and suspend"):
+        assert {"before pause", "after pause"} <= set(points)
     if wish in ("resume", "back and forth"):
         assert {"before resume", "after resume"} <= set(points)
+    if "suspend" in wish:
+        assert {"before lull", "after lull", "before save", "after naming the save", "after save"} <= set(points)
+    if wish in ("suspend and restore", "suspend twice"):
+        assert {"before restore", "after restore", "before discard", "after discard", "before init", "after init"} <= set(points)
 
 
 async def _scenario(world, wish: str, n: int) -> bool:

@@ -134,11 +134,13 @@ async def test_the_lease_ends_what_its_spec_says(world):
     await asyncio.sleep(0.05)
     assert set(world.machine.things) == {A, B, C}
     world.skip(51)
-    await world.control.until(lambda: set(world.machine.things) == {B, C})  # no driver can save, and ending it would lose it
+    await world.control.until(lambda: set(world.machine.things) == {B, C})
     world.control.down = False
     await world.control.until_absent(A)
     assert (world.control.seen(A).ended_by, world.control.seen(A).reason) == ("lease", Code.LEASE_EXPIRED)
-    assert {world.control.seen(i).observed for i in (B, C)} == {Observed.RUNNING}
+    assert world.control.seen(B).observed is Observed.RUNNING
+    await world.control.until(lambda: world.control.seen(C).observed is Observed.SAVED)
+    assert (world.control.seen(C).ended_by, world.control.seen(C).reason) == (None, Code.LEASE_EXPIRED)
 
 
 async def test_nothing_is_begun_after_the_lease_has_run_out(world):

@@ -184,6 +184,45 @@ func TestNothingIsServedBeforeInit(t *testing.T) {
 	}
 }
 
+func TestNothingIsServedWhileItSleeps(t *testing.T) {
+	b := newBox(t)
+	b.init(map[string]any{"env": map[string]string{"KEPT": "1"}, "access_token": "t"})
+	b.headers.Set("X-Access-Token", "t")
+	for range 2 {
+		if status, _ := b.control("POST", "/atoll/sleep", ""); status != 204 {
+			t.Fatal(status)
+		}
+	}
+	if status, _ := b.get("/envs"); status != 503 {
+		t.Fatalf("asleep, and it answers %d", status)
+	}
+	if _, body := b.control("GET", "/atoll/hello", ""); !strings.Contains(body, `"initialised":false`) {
+		t.Fatal(body)
+	}
+	for range 2 {
+		if status, _ := b.control("POST", "/atoll/wake", ""); status != 204 {
+			t.Fatal(status)
+		}
+	}
+	if status, body := b.get("/envs"); status != 200 || body != `{"KEPT":"1"}` {
+		t.Fatalf("%d %s", status, body)
+	}
+	if status, _ := b.control("POST", "/atoll/sleep", ""); status != 204 {
+		t.Fatal(status)
+	}
+	b.init(map[string]any{"env": map[string]string{"NEW": "1"}, "access_token": "u"})
+	if status, _ := b.control("POST", "/atoll/wake", ""); status != 204 {
+		t.Fatal(status)
+	}
+	b.headers.Set("X-Access-Token", "u")
+	if status, body := b.get("/envs"); status != 200 || body != `{"NEW":"1"}` {
+		t.Fatalf("an old setting has come back: %d %s", status, body)
+	}
+	if status, _ := b.do(b.request("POST", "/atoll/sleep", nil)); status != 401 {
+		t.Fatalf("without a token it answers %d", status)
+	}
+}
+
 func TestInitReplacesAndRepeats(t *testing.T) {
 	b := newBox(t)
 	for range 2 {

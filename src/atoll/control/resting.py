@@ -79,6 +79,9 @@ class Resting:
         done = await self._apply(found, wish, Act(caller.actor(), Action.SANDBOX_RESUME, found.id), revision=revision, readmit=True)
         after = await self._settled(caller, sandbox_id)
         if after.state is not State.READY:
+            if found.unresponsive:
+                message = f"sandbox {found.id} was saved while its guest did not answer, and does not answer now"
+                raise Refused(Code.GUEST_UNRESPONSIVE, message)
             raise failure(after, Code.RESUME_FAILED)
         # Of several who want it back at once one has brought it about; the others find it running.
         return after, done

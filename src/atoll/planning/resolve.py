@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.deployment import Deployment, Range, WorkloadClass
-from atoll.domain.spec import Ingress, NetworkSpec, OnEnd, Spec
+from atoll.domain.spec import Ingress, NetworkSpec, OnEnd, SaveMode, Spec
 from atoll.domain.template import Template
 
 FALLBACK_TEMPLATE: Final = "base"
@@ -31,6 +31,8 @@ class CreateRequest:
     memory_mib: int | None = None
     disk_mib: int | None = None
     on_end: OnEnd = OnEnd.KILL
+    end_mode: SaveMode = SaveMode.FULL
+    """What is saved where it is suspended at its end."""
     network: NetworkSpec = field(default_factory=NetworkSpec)
     secured: bool = True
     """Whether the guest demands its access token."""
@@ -129,6 +131,7 @@ def resolve(request: CreateRequest, *, template: Template, policy: WorkloadClass
         timeout_s=timeout_s,
         timeout_s_max=policy.timeout_s_max,
         on_end=request.on_end,
+        end_mode=request.end_mode,
         on_exit=policy.on_exit,
         on_lease_expiry=policy.on_lease_expiry,
         on_loss=policy.on_loss,

@@ -129,7 +129,7 @@ def test_a_command_that_lacks_its_order_is_refused():
         (record(quarantined=True), Goal.REST),
         (record(quarantined=True, desired=Kind.ENSURE_ABSENT), Goal.ABSENT),
         (record(quarantined=True, ended_by="end_at"), Goal.ABSENT),
-        (record(desired=Kind.ENSURE_SUSPENDED), Goal.REFUSED),
+        (record(desired=Kind.ENSURE_SUSPENDED), Goal.SUSPENDED),
         (record(desired=Kind.ENSURE_SUSPENDED, failed_revision=2), Goal.REST),
     ],
 )

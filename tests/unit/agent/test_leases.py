@@ -104,7 +104,7 @@ def test_a_lease_that_comes_too_late_is_none():
     assert not scene.deadlines.lapsed
 
 
-@pytest.mark.parametrize(("expiry", "may"), [(OnLeaseExpiry.END, False), (OnLeaseExpiry.KEEP, True), (OnLeaseExpiry.SUSPEND, True)])
+@pytest.mark.parametrize(("expiry", "may"), [(OnLeaseExpiry.END, False), (OnLeaseExpiry.KEEP, True), (OnLeaseExpiry.SUSPEND, False)])
 def test_whether_a_guest_may_be_begun_without_a_lease(expiry, may):
     scene = Scene(expiry, lease_until=1300.0)
     assert scene.deadlines.may_start(scene.record)

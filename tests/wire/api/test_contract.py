@@ -115,7 +115,7 @@ def test_failures_have_the_shape(validated) -> None:
     assert validated("GET", f"/sandboxes/{NOBODY}").status_code == 404
     assert validated("GET", f"/sandboxes/{NOBODY}", key="wrong").status_code == 401
     assert validated("POST", f"/sandboxes/{NOBODY}/connect", json={"timeout": 5}).status_code == 404
-    assert validated("POST", f"/sandboxes/{NOBODY}/pause").status_code == 501
+    assert validated("POST", f"/sandboxes/{NOBODY}/pause").status_code == 404
     assert validated("POST", f"/sandboxes/{NOBODY}/snapshots", json={}).status_code == 501
     assert validated("GET", "/volumes").status_code == 501
 

@@ -14,6 +14,7 @@ from e2b import (
     RateLimitException,
     Sandbox,
     SandboxException,
+    SandboxNotFoundException,
     SandboxQuery,
     SandboxState,
 )
@@ -106,8 +107,6 @@ def test_failures_become_the_sdks_exceptions(served) -> None:
         Sandbox.create(**{**served.opts, "api_key": "e2b_" + "0" * 40})
     with pytest.raises(SandboxException, match="none"):
         Sandbox.create("none", **served.opts)
-    with pytest.raises(SandboxException, match="autoPause"):
-        Sandbox.create(lifecycle={"on_timeout": "pause"}, **served.opts)
     with pytest.raises(SandboxException, match="mcp"):
         Sandbox.create("base", mcp={"exa": {"apiKey": "x"}}, **served.opts)
     with pytest.raises(SandboxException, match="volumeMounts"):
@@ -121,8 +120,6 @@ def test_failures_become_the_sdks_exceptions(served) -> None:
     # The failure was told once: the SDK did not repeat the request by itself, or this one would have been used up.
     assert served.service.fail_next is None
     sandbox = Sandbox.create(**served.opts)
-    with pytest.raises(SandboxException, match="not supported"):
-        sandbox.pause()
     with pytest.raises(SandboxException, match="not supported"):
         sandbox.fork()
     sandbox.kill()
@@ -219,3 +216,34 @@ def test_life_with_the_oldest_sdk(served) -> None:
     ran = subprocess.run([OLD_PYTHON, "-c", OLD_SCRIPT, served.url, served.key], capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout) == (0, "fine\n"), ran.stderr
     assert served.service.requests[-1].secured
+
+
+def test_pause_and_connect(served) -> None:
+    sandbox = Sandbox.create("base", timeout=60, metadata={"who": "me"}, **served.opts)
+    assert sandbox.pause()
+    assert sandbox.pause() is False, "said again: it is paused already"
+    info = sandbox.get_info()
+    assert info.state.value == "paused"
+    paused = Sandbox.list(query=SandboxQuery(state=[SandboxState.PAUSED]), **served.opts).next_items()
+    assert [(one.sandbox_id, one.metadata) for one in paused] == [(sandbox.sandbox_id, {"who": "me"})]
+    assert Sandbox.list(query=SandboxQuery(state=[SandboxState.RUNNING]), **served.opts).next_items() == []
+    again = Sandbox.connect(sandbox.sandbox_id, timeout=90, **served.opts)
+    assert again.get_info().state.value == "running"
+    assert again.sandbox_id == sandbox.sandbox_id
+    served.service.unresponsive.add(sandbox.sandbox_id)
+    assert again.pause(), "without a healthy guest, too"
+    assert Sandbox.kill(sandbox.sandbox_id, **served.opts)
+    with pytest.raises(SandboxNotFoundException):
+        Sandbox.connect(sandbox.sandbox_id, **served.opts)
+
+
+def test_lifecycle_options(served) -> None:
+    for lifecycle, on_end, mode in (
+        ({"on_timeout": "pause"}, "suspend", "full"),
+        ({"on_timeout": {"action": "pause", "mode": "filesystem"}}, "suspend", "filesystem"),
+        ({"on_timeout": "kill"}, "kill", "full"),
+    ):
+        sandbox = Sandbox.create(lifecycle=lifecycle, **served.opts)
+        asked = served.service.requests[-1]
+        assert (asked.on_end.value, asked.end_mode.value) == (on_end, mode)
+        sandbox.kill()

@@ -84,7 +84,6 @@ async def test_a_whole_float_is_a_number_of_seconds(api) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("autoPause", True),
         ("autoResume", {"enabled": True}),
         ("mcp", {"exa": {}}),
         ("iam", {"tokens": {"aws": {"audience": "a", "tokenType": "JWT-SVID"}}}),
@@ -117,6 +116,45 @@ async def test_options_that_say_nothing_are_fine(api) -> None:
         autoPause=False, autoPauseMemory=True, autoResume={"enabled": False}, mcp=None, iam={"tokens": {}}, volumeMounts=[],
         network={"egressProxy": None, "rules": {}, "allowOut": [], "denyOut": None}, metadata=None, envVars=None, timeout=None,
     )  # fmt: skip
+
+
+async def test_pause_and_its_answers(api) -> None:
+    sandbox_id = (await api.create(timeout=100))["sandboxID"]
+    path = f"/sandboxes/{sandbox_id}"
+    assert (await api.call("POST", f"{path}/pause", json={"memory": "no"})).status_code == 400
+    assert (await api.call("POST", f"{path}/resume", json={})).status_code == 409, "it runs"
+    assert (await api.call("POST", f"{path}/pause", json={"memory": False})).status_code == 204
+    assert (await api.call("POST", f"{path}/pause")).status_code == 409
+    detail = (await api.call("GET", path)).json()
+    assert (detail["state"], detail["pauseMode"]) == ("paused", "filesystem")
+    assert "envdUnresponsiveAtPause" not in detail
+    assert (await api.call("POST", f"{path}/timeout", json={"timeout": 5})).status_code == 409
+    back = await api.call("POST", f"/v2{path}/connect", json={"timeout": 40})
+    assert (back.status_code, back.json()["sandboxID"]) == (201, sandbox_id)
+    assert (await api.call("POST", f"/v2{path}/connect", json={"timeout": 40})).status_code == 200
+    assert "pauseMode" not in (await api.call("GET", path)).json()
+    api.service.unresponsive.add(sandbox_id)
+    refused = await api.call("POST", f"{path}/pause", json={"requireHealthyGuest": True})
+    assert (refused.status_code, refused.json()["error_code"]) == (409, "sandbox_snapshot_guest_agent_unresponsive")
+    assert (await api.call("POST", f"{path}/pause", json={})).status_code == 204
+    assert (await api.call("GET", path)).json()["envdUnresponsiveAtPause"] is True
+    assert (await api.call("POST", f"{path}/resume", json={"timeout": 30})).status_code == 201
+    assert (await api.call("POST", f"{path}/pause")).status_code == 204
+    assert (await api.call("DELETE", path)).status_code == 204
+    for verb in ("pause", "resume", "connect"):
+        assert (await api.call("POST", f"{path}/{verb}", json={"timeout": 5} if verb == "connect" else {})).status_code == 404
+
+
+async def test_what_is_to_happen_at_the_end(api) -> None:
+    await api.create(autoPause=True, autoPauseMemory=False)
+    asked = api.service.requests[-1]
+    assert (asked.on_end.value, asked.end_mode.value) == ("suspend", "filesystem")
+    both = await api.call(
+        "POST",
+        "/v2/sandboxes",
+        json={"templateID": "base", "autoPause": True, "autoPauseMemory": False, "autoResume": {"enabled": True}},
+    )
+    assert (both.status_code, "autoResume" in both.json()["message"]) == (400, True)
 
 
 async def test_auto_pause_memory_needs_auto_pause(api) -> None:
@@ -306,7 +344,7 @@ async def test_two_words_for_eight_states(api, state, word) -> None:
     connect = await api.call("POST", f"/v2/sandboxes/{made['sandboxID']}/connect", json={})
     assert connect.status_code == (200 if word == "running" and state is State.READY else connect.status_code)
     if word == "paused":
-        assert (connect.status_code, connect.json()["error_code"]) == (409, "ILLEGAL_STATE")
+        assert connect.status_code == 201, "resumed"
 
 
 async def test_connect_only_extends(api) -> None:

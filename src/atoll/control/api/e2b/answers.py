@@ -10,7 +10,7 @@ from typing import Final
 from atoll.control.api.moment import timestamp
 from atoll.control.service import EventRecord, UsagePoint
 from atoll.domain.sandbox import Sandbox, State
-from atoll.domain.spec import NetworkSpec, OnEnd, Spec
+from atoll.domain.spec import NetworkSpec, OnEnd, SaveMode, Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client
 from atoll.wire.guest import ENVD_VERSION
@@ -19,6 +19,7 @@ Json = dict[str, object]
 
 RUNNING: Final = frozenset({State.READY, State.RESUMING})
 PAUSED: Final = frozenset({State.PAUSING, State.PAUSED, State.SUSPENDING, State.SUSPENDED, State.STOPPING, State.STOPPED})
+_SAVED: Final = frozenset({State.SUSPENDING, State.SUSPENDED, State.STOPPING, State.STOPPED})
 STATES: Final[Mapping[str, frozenset[State]]] = {"running": RUNNING, "paused": PAUSED}
 """E2B's two states in ours. What is in neither does not exist for its clients."""
 
@@ -64,6 +65,8 @@ def sandbox_listed(sandbox: Sandbox, *, client_id: str) -> Json:
     }
     if sandbox.alias is not None:
         answer["alias"] = sandbox.alias
+    if sandbox.unresponsive and sandbox.state in PAUSED:
+        answer["envdUnresponsiveAtPause"] = True
     return answer
 
 
@@ -74,6 +77,9 @@ def sandbox_detail(sandbox: Sandbox, *, client_id: str, domain: str, access: str
     answer["allowInternetAccess"] = sandbox.spec.network.internet
     answer["network"] = network(sandbox.spec.network)
     answer["lifecycle"] = {"autoResume": False, "onTimeout": on_timeout(sandbox.spec)}
+    if sandbox.state in PAUSED:
+        # Frozen where it is, it has its memory, too.
+        answer["pauseMode"] = (sandbox.save_mode or SaveMode.FULL).value if sandbox.state in _SAVED else SaveMode.FULL.value
     if access is not None:
         answer["envdAccessToken"] = access
     return answer

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from atoll.base.errors import Code, Refused
 from atoll.control.api.egress import network_spec, unsupported
 from atoll.domain.building import Recipe, Step, StepKind
-from atoll.domain.spec import NetworkSpec
+from atoll.domain.spec import NetworkSpec, OnEnd, SaveMode
 from atoll.planning.resolve import CreateRequest
 
 INT32_MAX: Final = 2**31 - 1
@@ -65,6 +65,19 @@ class Connect(Message):
     memory: bool | None = None
 
 
+class Pause(Message):
+    memory: bool | None = None
+    require_healthy_guest: bool | None = Field(default=None, alias="requireHealthyGuest")
+
+
+class Resume(Message):
+    """Body of the older route that only resumes."""
+
+    timeout: Seconds | None = None
+    auto_pause: bool | None = Field(default=None, alias="autoPause")
+    memory: bool | None = None
+
+
 class Timeout(Message):
     timeout: Seconds
 
@@ -106,10 +119,10 @@ def _network(network: Network | None, *, internet: bool | None, secured: bool) -
 
 
 def _check_lifecycle(body: NewSandbox) -> None:
-    if body.auto_pause:
-        raise unsupported("autoPause", ": sandboxes are killed at their timeout")
-    if body.auto_pause_memory is False:
+    if body.auto_pause_memory is False and not body.auto_pause:
         raise Refused(Code.INVALID_REQUEST, "autoPauseMemory=false needs autoPause=true", option="autoPauseMemory")
+    if body.auto_pause_memory is False and body.auto_resume is not None and body.auto_resume.enabled:
+        raise Refused(Code.INVALID_REQUEST, "autoResume needs memory: what is booted anew is resumed by connect", option="autoResume")
     if body.auto_resume is not None and body.auto_resume.enabled:
         raise unsupported("autoResume")
 
@@ -128,6 +141,8 @@ def create_request(body: NewSandbox, *, v2: bool, request_id: str | None) -> Cre
         metadata=body.metadata or {},
         env=body.env_vars or {},
         request_id=request_id,
+        on_end=OnEnd.SUSPEND if body.auto_pause else OnEnd.KILL,
+        end_mode=SaveMode.FILES if body.auto_pause_memory is False else SaveMode.FULL,
         network=_network(body.network, internet=body.allow_internet_access, secured=secured),
         secured=secured,
         wait=True,

@@ -32,6 +32,8 @@ def _supported(service: Service, settings: ApiSettings, builds: Builds | None) -
     yield Route("DELETE", "/sandboxes/{sandboxID}", sandboxes.kill)
     yield Route("POST", "/v2/sandboxes/{sandboxID}/connect", sandboxes.connect_v2)
     yield Route("POST", "/sandboxes/{sandboxID}/connect", sandboxes.connect_v1)
+    yield Route("POST", "/sandboxes/{sandboxID}/pause", sandboxes.pause)
+    yield Route("POST", "/sandboxes/{sandboxID}/resume", sandboxes.resume)
     yield Route("POST", "/sandboxes/{sandboxID}/timeout", sandboxes.set_timeout)
     yield Route("POST", "/sandboxes/{sandboxID}/refreshes", sandboxes.refresh)
     yield Route("GET", "/sandboxes/{sandboxID}/logs", logs.v1)

@@ -15,6 +15,7 @@ from atoll.control.api.moment import read_moment
 from atoll.control.api.settings import ApiSettings
 from atoll.control.service import Caller, Query, Service
 from atoll.domain.sandbox import Sandbox
+from atoll.domain.spec import SaveMode
 
 PAGE_MAX: Final = 100
 _ID: Final = re.compile(r"[a-z0-9]{1,128}")
@@ -178,16 +179,49 @@ class Sandboxes:
         return await self._connect(call, v2=True)
 
     async def _connect(self, call: Call, *, v2: bool) -> Answer:
-        """A running sandbox has its end moved away, never nearer. `memory` speaks of a resume, so it means nothing to one that runs."""
+        """A running sandbox has its end moved away, never nearer; one that is paused is resumed. `memory` speaks of that alone."""
         body = call.json(requests.Connect, optional=v2)
         requests.refuse_unknown(body)
         if body.timeout is None and not v2:
             raise Refused(Code.INVALID_REQUEST, "timeout: the field is required")
         sandbox = await self._visible(call)
-        if sandbox.state not in answers.RUNNING:
-            raise Refused(Code.ILLEGAL_STATE, f'sandbox "{sandbox.id}" is {sandbox.state}; this release cannot resume it')
         timeout_s = requests.V2_TIMEOUT_S if body.timeout is None else body.timeout
+        sandbox, rested = await self._resumed(call.caller, sandbox.id, timeout_s, memory=body.memory)
+        if rested:
+            return self._created(201, sandbox)
         return self._created(200, await self._set_end(call.caller, sandbox.id, timeout_s, only_extend=True))
+
+    async def _resumed(self, caller: Caller, given: str, timeout_s: int, *, memory: bool | None) -> tuple[Sandbox, bool]:
+        """It runs afterwards; whether it was paused. `memory=false`: booted anew from its files."""
+        try:
+            return await self.service.resume(caller, given, timeout_s=float(max(0, timeout_s)), reboot=memory is False)
+        except Refused as error:
+            raise _same_words(error, given) from error
+
+    async def resume(self, call: Call) -> Answer:
+        """The older way back: a sandbox that runs is in conflict with it."""
+        given = sandbox_id(call)
+        body = call.json(requests.Resume, optional=True)
+        requests.refuse_unknown(body)
+        timeout_s = requests.V1_TIMEOUT_S if body.timeout is None else body.timeout
+        sandbox, rested = await self._resumed(call.caller, given, timeout_s, memory=body.memory)
+        if not rested:
+            raise Refused(Code.ILLEGAL_STATE, f'sandbox "{given}" is running already')
+        return self._created(201, sandbox)
+
+    async def pause(self, call: Call) -> Answer:
+        """Saved, memory and files or files alone; the detail's `pauseMode` says what its host could save."""
+        given = sandbox_id(call)
+        body = call.json(requests.Pause, optional=True)
+        requests.refuse_unknown(body)
+        if (await self._visible(call)).state not in answers.RUNNING:
+            raise Refused(Code.ILLEGAL_STATE, f'sandbox "{given}" is paused already')
+        mode = SaveMode.FILES if body.memory is False else SaveMode.FULL
+        try:
+            sandbox = await self.service.suspend(call.caller, given, mode=mode, strict=bool(body.require_healthy_guest))
+        except Refused as error:
+            raise _same_words(error, given) from error
+        return Answer(_NO_CONTENT, headers=changed(sandbox))
 
     async def set_timeout(self, call: Call) -> Answer:
         given = sandbox_id(call)

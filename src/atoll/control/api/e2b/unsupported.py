@@ -9,8 +9,6 @@ from atoll.control.api.errors import e2b_body
 from atoll.control.api.exchange import Answer, Call, json_answer
 
 ROUTES: Final[tuple[tuple[str, str, str], ...]] = (
-    ("POST", "/sandboxes/{sandboxID}/pause", "pausing a sandbox"),
-    ("POST", "/sandboxes/{sandboxID}/resume", "resuming a sandbox"),
     ("POST", "/sandboxes/{sandboxID}/fork", "forking a sandbox"),
     ("POST", "/sandboxes/{sandboxID}/snapshots", "taking a snapshot"),
     ("GET", "/snapshots", "listing snapshots"),
