@@ -14,7 +14,10 @@ COUNTER = "i=0; while true; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; don
 
 
 def count(sandbox: Sandbox) -> int:
-    return int(sandbox.files.read("/tmp/count"))
+    """What the counter wrote last; between its truncation and its write there is nothing."""
+    while not (said := sandbox.files.read("/tmp/count")):
+        time.sleep(0.01)
+    return int(said)
 
 
 def test_a_process_and_its_files_outlast_a_pause(make) -> None:

@@ -93,15 +93,18 @@ async def test_control_is_killed_between_the_delivery_and_the_next_question(worl
     assert (await successor.fetch(command)).refused == [sandbox_id]
 
 
-async def test_after_the_receipt_nobody_gets_it_and_it_is_at_rest_nowhere(world: World, agent: Agent) -> None:
+async def test_after_the_receipt_nobody_gets_it_and_it_is_sealed_until_the_end(world: World, agent: Agent) -> None:
     sandbox_id, command = await delivered(world, agent)
     assert await payload_rows(world) == 1
     receipt = agent.see(command.placement_id, observed=Observed.RUNNING, ready=True, address="10.64.0.2")
     await agent.observe(receipt)
     await agent.observe(receipt)  # its answer was lost
     assert (await world.show(sandbox_id))["state"] == "ready"
-    assert await payload_rows(world) == 0
+    assert await payload_rows(world) == 1, "what is suspended needs it once more"
     assert (await agent.fetch(command)).refused == [sandbox_id]
+    await world.release(sandbox_id)
+    await agent.obey(await agent.wanted())
+    assert await payload_rows(world) == 0
 
 
 async def test_a_receipt_that_was_lost_is_the_next_run_s_to_give(world: World, agent: Agent) -> None:
@@ -113,7 +116,7 @@ async def test_a_receipt_that_was_lost_is_the_next_run_s_to_give(world: World, a
     successor.see(command.placement_id, observed=Observed.RUNNING, ready=True, address="10.64.0.2")
     await successor.observe()
     assert (await world.show(sandbox_id))["state"] == "ready"
-    assert await payload_rows(world) == 0
+    assert (await successor.fetch(command)).refused == [sandbox_id]
 
 
 async def test_killed_between_delivery_and_receipt_no_other_is_begun(world: World, agent: Agent) -> None:

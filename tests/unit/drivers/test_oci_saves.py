@@ -1,0 +1,64 @@
+"""What was saved, as files: whole or not at all, and known when it was damaged since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.base.errors import Code, Refused
+from atoll.domain.spec import SaveMode
+from atoll.drivers.oci import saves
+
+
+def test_what_is_saved_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    draft = saves.begin(tmp_path)
+    (draft / "pages.img").write_bytes(b"x" * 100)
+    assert not saves.exists(tmp_path)
+    save = saves.publish(tmp_path, SaveMode.FULL)
+    assert saves.exists(tmp_path)
+    assert (save.mode, save.size_bytes, saves.read(tmp_path)) == (SaveMode.FULL, 100, save)
+    assert not (tmp_path / saves.DRAFT).exists()
+
+
+def test_a_draft_with_nothing_in_a_file_is_not_named(tmp_path: Path) -> None:
+    (saves.begin(tmp_path) / "pages.img").touch()
+    with pytest.raises(Refused) as refused:
+        saves.publish(tmp_path, SaveMode.FULL)
+    assert refused.value.code is Code.SAVE_FAILED
+    assert not saves.exists(tmp_path)
+
+
+def test_a_draft_of_an_earlier_try_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    (saves.begin(tmp_path) / "old.img").write_bytes(b"old")
+    (saves.begin(tmp_path) / "new.img").write_bytes(b"new")
+    assert set(saves.publish(tmp_path, SaveMode.FILES).files) == {"new.img"}
+
+
+@pytest.mark.parametrize("damage", ["short", "missing", "no list", "no json", "newer"])
+def test_damage_is_seen_before_anything_is_restored(tmp_path: Path, damage: str) -> None:
+    (saves.begin(tmp_path) / "pages.img").write_bytes(b"x" * 100)
+    place = saves.publish(tmp_path, SaveMode.FULL).directory
+    match damage:
+        case "short":
+            (place / "pages.img").write_bytes(b"x" * 99)
+        case "missing":
+            (place / "pages.img").unlink()
+        case "no list":
+            (place / saves.LIST).unlink()
+        case "no json":
+            (place / saves.LIST).write_text("{")
+        case _:
+            (place / saves.LIST).write_text('{"format": 2, "mode": "full", "files": {}}')
+    with pytest.raises(Refused) as refused:
+        saves.read(tmp_path)
+    assert refused.value.code is Code.RESUME_FAILED
+
+
+def test_what_was_discarded_is_gone_twice(tmp_path: Path) -> None:
+    (saves.begin(tmp_path) / "pages.img").write_bytes(b"x")
+    save = saves.publish(tmp_path, SaveMode.FULL)
+    for _ in range(2):
+        saves.drop(tmp_path)
+        assert not saves.exists(tmp_path)
+    saves.flush(save)
