@@ -277,8 +277,6 @@ def test_what_is_not_there_yet_says_so(make) -> None:
     for attempt in (sandbox.create_snapshot, sandbox.fork, lambda: sandbox.update_network({"deny_out": ["0.0.0.0/0"]})):
         with pytest.raises(SandboxException, match="not supported"):
             attempt()
-    with pytest.raises(SandboxException, match="autoResume"):
-        make(lifecycle={"on_timeout": "pause", "auto_resume": True})
     assert sandbox.is_running()
 
 

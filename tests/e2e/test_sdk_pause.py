@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import os
 import time
@@ -131,3 +132,32 @@ def test_a_stream_is_cut_by_a_pause_and_can_be_taken_up_again(make) -> None:
             break
     assert seen, "what it says after the pause is heard"
     assert back.commands.kill(handle.pid)
+
+
+def test_traffic_wakes_what_says_so(make, product) -> None:
+    sandbox = make(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
+    sandbox.files.write("/home/user/kept.txt", "kept")
+    sandbox.commands.run("cd /home/user && python3 -m http.server 8000", background=True)
+    deadline = time.monotonic() + 10
+    while product.inside(sandbox, "GET", "/kept.txt", port=8000).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert sandbox.pause()
+    assert sandbox.get_info().state is SandboxState.PAUSED
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda _: product.inside(sandbox, "GET", "/kept.txt", port=8000), range(64)))
+    assert {(answer.status_code, answer.text) for answer in answers} == {(200, "kept")}
+    info = sandbox.get_info()
+    assert (info.state, info.lifecycle.auto_resume) == (SandboxState.RUNNING, True)
+    assert 200 < info.end_at.timestamp() - time.time() < 310, "woken by traffic it lives for five minutes"
+    events = product.call("GET", f"/v1/sandboxes/{sandbox.sandbox_id}/events").json()["items"]
+    assert [one["type"] for one in events].count("sandbox.resuming") == 1
+    assert sandbox.pause()
+    assert sandbox.files.read("/home/user/kept.txt") == "kept", "and so does a call of the SDK"
+
+
+def test_what_does_not_say_so_stays_paused(make, product) -> None:
+    sandbox = make(timeout=60)
+    assert sandbox.pause()
+    assert product.inside(sandbox, "GET", "/health").status_code == 502
+    assert sandbox.get_info().state is SandboxState.PAUSED

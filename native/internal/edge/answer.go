@@ -65,6 +65,10 @@ func trafficTokenInvalid(id string) sandboxError {
 	}
 }
 
+func notAwake(id string) sandboxError {
+	return sandboxError{SandboxID: id, Code: http.StatusServiceUnavailable, Message: "The sandbox is paused and cannot be resumed now; try again"}
+}
+
 func notYetKnown(id string) sandboxError {
 	return sandboxError{
 		SandboxID: id, Code: http.StatusServiceUnavailable,

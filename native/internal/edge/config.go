@@ -31,6 +31,7 @@ type Limits struct {
 	AsksInFlight       int `json:"asks_in_flight"`       // look-ups at control at once
 	AsksWaiting        int `json:"asks_waiting"`         // look-ups that may queue behind them
 	AsksPerSecond      int `json:"asks_per_second"`      // look-ups that one client address may cause
+	WakesHeld          int `json:"wakes_held"`           // requests that may wait for sandboxes to be resumed
 	HeaderBytes        int `json:"header_bytes"`         // request line and headers
 	HeaderTimeoutS     int `json:"header_timeout_s"`     // for a request's headers to arrive
 	IdleTimeoutS       int `json:"idle_timeout_s"`       // between two requests of a connection
@@ -59,6 +60,7 @@ func (l *Limits) fill() {
 	orDefault(&l.AsksInFlight, 16)
 	orDefault(&l.AsksWaiting, 256)
 	orDefault(&l.AsksPerSecond, 200)
+	orDefault(&l.WakesHeld, 2048)
 	orDefault(&l.HeaderBytes, 64<<10)
 	orDefault(&l.HeaderTimeoutS, 10)
 	// The SDKs keep idle connections for 300 s: who closes first must be the client, or it may use a closed one.

@@ -24,6 +24,7 @@ var errAway = errors.New("control is away")
 const (
 	answerBytesMax = 256 << 10
 	askTimeout     = 5 * time.Second
+	wakeTimeout    = 60 * time.Second
 )
 
 // controlClient asks control in the edge's own name.
@@ -56,10 +57,23 @@ func newControlClient(base, tokenFile, edgeID string) *controlClient {
 
 // route asks for one sandbox. Errors: errNotFound, errAway.
 func (c *controlClient) route(ctx context.Context, id string) (*Route, error) {
-	text, err := c.ask(ctx, http.MethodGet, "/internal/edge/v1/routes/"+id, nil)
+	text, err := c.ask(ctx, http.MethodGet, "/internal/edge/v1/routes/"+id, nil, askTimeout)
 	if err != nil {
 		return nil, err
 	}
+	return routeOf(text, id)
+}
+
+// wake has a sandbox resumed and gives the way to it. Errors: errNotFound, errAway.
+func (c *controlClient) wake(ctx context.Context, id string) (*Route, error) {
+	text, err := c.ask(ctx, http.MethodPost, "/internal/edge/v1/routes/"+id+"/wake", nil, wakeTimeout)
+	if err != nil {
+		return nil, err
+	}
+	return routeOf(text, id)
+}
+
+func routeOf(text []byte, id string) (*Route, error) {
 	route, err := parseRoute(text)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errAway, err)
@@ -85,7 +99,7 @@ func (c *controlClient) locate(ctx context.Context, signed signedPath) (string, 
 	if err != nil {
 		return "", err
 	}
-	text, err := c.ask(ctx, http.MethodPost, "/internal/edge/v1/locate", body)
+	text, err := c.ask(ctx, http.MethodPost, "/internal/edge/v1/locate", body, askTimeout)
 	if err != nil {
 		return "", err
 	}
@@ -98,8 +112,8 @@ func (c *controlClient) locate(ctx context.Context, signed signedPath) (string, 
 	return located.SandboxID, nil
 }
 
-func (c *controlClient) ask(ctx context.Context, method, path string, body []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+func (c *controlClient) ask(ctx context.Context, method, path string, body []byte, patience time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	response, err := c.send(ctx, method, path, body, false)
 	if err == nil && response.StatusCode == http.StatusUnauthorized {

@@ -37,6 +37,8 @@ type fakeControl struct {
 	answerDelay time.Duration
 
 	lookups, locates, streamOpens atomic.Int64
+	wakes                         atomic.Int64
+	wake                          func(id string) *Route
 	located                       map[string]string // signature -> sandbox
 }
 
@@ -90,6 +92,15 @@ func (c *fakeControl) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case rest == "routes/stream":
 		c.serveStream(w, r)
+	case strings.HasSuffix(rest, "/wake") && r.Method == http.MethodPost:
+		c.wakes.Add(1)
+		id := strings.TrimSuffix(strings.TrimPrefix(rest, "routes/"), "/wake")
+		route := c.wake(id)
+		if route == nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(route)
 	case strings.HasPrefix(rest, "routes/"):
 		c.lookups.Add(1)
 		c.mu.Lock()

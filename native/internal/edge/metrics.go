@@ -31,6 +31,7 @@ type metrics struct {
 	apiFailed          atomic.Int64
 	panics             atomic.Int64
 
+	wakes, wakesFailed                               atomic.Int64
 	asksFound, asksNotFound, asksFailed, asksRefused atomic.Int64
 
 	cursor       atomic.Int64
@@ -103,6 +104,9 @@ func (e *Edge) writeMetrics(w io.Writer) {
 			p.labelled("atoll_edge_refused_total", "status", strconv.Itoa(status), count)
 		}
 	}
+	p.head("atoll_edge_wakes_total", "counter", "Sandboxes that traffic had resumed, by result.")
+	p.labelled("atoll_edge_wakes_total", "result", "asked", m.wakes.Load())
+	p.labelled("atoll_edge_wakes_total", "result", "failed", m.wakesFailed.Load())
 	p.head("atoll_edge_asks_total", "counter", "Look-ups at control, by result.")
 	p.labelled("atoll_edge_asks_total", "result", "found", m.asksFound.Load())
 	p.labelled("atoll_edge_asks_total", "result", "not_found", m.asksNotFound.Load())

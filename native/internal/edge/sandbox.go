@@ -20,6 +20,9 @@ func (e *Edge) serveSandbox(w http.ResponseWriter, r *http.Request, t target) {
 		return
 	}
 	found, refusal := e.resolve(r.Context(), t.sandboxID, clientAddress(r))
+	if refusal != nil {
+		found, refusal = e.rouse(r, t, refusal)
+	}
 	// Two rounds at most: what could not be reached is asked about once, and tried again only where control says
 	// something new.
 	carried := false

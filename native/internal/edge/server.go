@@ -25,6 +25,7 @@ type Edge struct {
 	table    *table
 	control  *controlClient
 	asker    *asker
+	waker    *waker
 	locator  *locator
 	api      *api
 	registry *api // nil where there is none
@@ -56,6 +57,7 @@ func New(config Config, log *slog.Logger) (*Edge, error) {
 		e.registry = newRegistry(config.Registry, config.Limits)
 	}
 	e.asker = newAsker(e.table, e.control, e.metrics, config.Limits)
+	e.waker = newWaker(e.table, e.control, e.metrics, config.Limits)
 	e.locator = newLocator(e.control)
 	return e, nil
 }

@@ -58,6 +58,7 @@ from atoll.control.peer_calls import PeerCalls
 from atoll.control.peers import PREFIX as PEERS
 from atoll.control.peers import Line, Peers
 from atoll.control.records import Records
+from atoll.control.resting import Resting
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import ReplicaView
 from atoll.control.sessions import Sessions
@@ -353,6 +354,7 @@ class Control:
             configuration=self.configuration,
             manifests=self.manifests,
         )
+        self._routes.wake = Resting(sandboxes).wake
         self.builds = self._builds(store, orders=orders, templates=templates, sandboxes=sandboxes)
         self.uploads = uploads.Uploads(
             tokens, self._clock, self.builds.archive, request_id=lambda: self._dice(8).hex(), library=self.imports.library

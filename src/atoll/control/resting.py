@@ -14,12 +14,15 @@ from typing import Final
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.control.sandboxes import Sandboxes, not_found, still_at
 from atoll.control.service import Caller
-from atoll.domain.operations import Act, Action
+from atoll.domain.operations import Act, Action, Actor
 from atoll.domain.sandbox import TERMINAL, Sandbox, State
 from atoll.domain.spec import SaveMode
-from atoll.planning.pausing import MOVING
+from atoll.planning.pausing import MOVING, wakes_by_traffic
 from atoll.planning.stimuli import PauseRequested, ResumeRequested, SuspendRequested
+from atoll.store import sandboxes
 
+WOKEN_S: Final = 300.0
+"""How long a sandbox lives that traffic has woken."""
 PATIENCE_S: Final = 55.0
 """Less than any client waits for an answer; what takes longer goes on without it."""
 _LOOK_AGAIN_S: Final = 2.0
@@ -89,23 +92,44 @@ class Resting:
     async def _apply(
         self, found: Sandbox, wish: PauseRequested | SuspendRequested | ResumeRequested, act: Act, *, revision: int | None, readmit: bool
     ) -> bool:
-        sandboxes = self.sandboxes
-        done = await sandboxes.reconciler.apply(found.id, wish, about=still_at(revision), act=act, readmit=readmit)
+        done = await self.sandboxes.reconciler.apply(found.id, wish, about=still_at(revision), act=act, readmit=readmit)
         return done is not None and done.changed
 
-    async def _settled(self, caller: Caller, sandbox_id: str) -> Sandbox:
+    async def wake(self, sandbox_id: str) -> None:
+        """Resume one for which traffic has come. *Idempotency*: one that runs is left alone. *Errors*: as Service.resume."""
+        found = await self._settled(None, sandbox_id)
+        if found.state is State.READY:
+            return
+        if not wakes_by_traffic(found):
+            raise not_found(sandbox_id)
+        act = Act(Actor(found.team_id), Action.SANDBOX_RESUME, found.id, data={"by": "traffic"})
+        life_s = float(min(WOKEN_S, found.spec.timeout_s_max))
+        await self._apply(found, ResumeRequested(life_s), act, revision=None, readmit=True)
+        after = await self._settled(None, sandbox_id)
+        if after.state is not State.READY:
+            raise failure(after, Code.RESUME_FAILED)
+
+    async def _look(self, caller: Caller | None, sandbox_id: str) -> Sandbox:
+        if caller is not None:
+            return await self.sandboxes.get(caller, sandbox_id, every_team=True)
+        found = await self.sandboxes.store.read(lambda conn: sandboxes.get(conn, sandbox_id))
+        if found is None:
+            raise not_found(sandbox_id)
+        return found
+
+    async def _settled(self, caller: Caller | None, sandbox_id: str) -> Sandbox:
         """The sandbox once it is on no way to rest or back. *Errors*: SANDBOX_NOT_FOUND; OutcomeUnknown when patience ends."""
-        sandboxes = self.sandboxes
-        until = sandboxes.clock.boot() + PATIENCE_S
-        with sandboxes.hub.watch(sandbox_id) as changed:
+        clock = self.sandboxes.clock
+        until = clock.boot() + PATIENCE_S
+        with self.sandboxes.hub.watch(sandbox_id) as changed:
             while True:
                 changed.clear()
-                now = await sandboxes.get(caller, sandbox_id, every_team=True)
+                now = await self._look(caller, sandbox_id)
                 if now.state in TERMINAL or now.state is State.RELEASING:
                     raise not_found(sandbox_id)
                 if now.state not in MOVING:
                     return now
-                left_s = until - sandboxes.clock.boot()
+                left_s = until - clock.boot()
                 if left_s <= 0:
                     raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, f"sandbox {now.id} is still {now.state}; look at it again")
                 with contextlib.suppress(TimeoutError):

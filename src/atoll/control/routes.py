@@ -11,15 +11,16 @@ import base64
 import hashlib
 import hmac
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import Code, Refused, Unavailable
 from atoll.control import asgi
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.tokens import Tokens
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox, State
+from atoll.planning.pausing import wakes_by_traffic
 from atoll.wire.edge import Line, Locate, Located, Reach, Route
 from atoll.wire.guest import SCOPE_CONNECT
 
@@ -29,6 +30,8 @@ _PING_S: Final = 15.0
 _ENDED_MAX: Final = 20_000
 """As many as an edge remembers."""
 _SIGNATURE_VERSION: Final = "v1_"
+_AT_REST: Final = frozenset({State.PAUSING, State.PAUSED, State.SUSPENDING, State.SUSPENDED, State.RESUMING})
+"""On these ways, too: requests that come meanwhile wait as those do that come later."""
 
 
 class Routes:
@@ -46,6 +49,8 @@ class Routes:
         self._ended: OrderedDict[str, int] = OrderedDict()
         """Revisions as of which routes were gone, the latest ones: a word that is older, and comes late, brings nothing back."""
         self._followers: set[asyncio.Queue[bytes | None]] = set()
+        self.wake: Callable[[str], Awaitable[None]] = _nobody_wakes
+        """Resumes a sandbox because traffic has come for it. *Errors*: those of Service.resume."""
 
     def load(self, found: Iterable[tuple[Sandbox, Placement]]) -> None:
         """What is reachable at start."""
@@ -120,6 +125,16 @@ class Routes:
         method = scope["method"]
         if method == "GET" and rest == "routes/stream":
             await self._stream(receive, send)
+        elif method == "POST" and rest.startswith("routes/") and rest.endswith("/wake"):
+            sandbox_id = rest.removeprefix("routes/").removesuffix("/wake")
+            known = self._routes.get(sandbox_id)
+            if known is None or (known.state != State.READY and not known.auto_resume):
+                raise Refused(Code.SANDBOX_NOT_FOUND, "no such sandbox may be woken")
+            await self.wake(sandbox_id)
+            route = self._routes.get(sandbox_id)
+            if route is None or route.state != State.READY:
+                raise Unavailable(Code.RESUME_FAILED, "it has not come back", retry_after_s=5.0)
+            await asgi.answer_model(send, route)
         elif method == "GET" and rest.startswith("routes/"):
             route = self._routes.get(rest.removeprefix("routes/"))
             if route is None:
@@ -184,6 +199,8 @@ class Routes:
     def _route(self, sandbox: Sandbox, placement: Placement | None) -> Route | None:
         # A ready sandbox keeps its route although its agent may have to look again at the guest: that would be a route's end and its
         # return under one revision, and edges rightly take no older or equal word after an end.
+        if sandbox.state in _AT_REST:
+            return self._asleep(sandbox, placement)
         if sandbox.state is not State.READY or placement is None or placement.address is None:
             return None
         network = sandbox.spec.network
@@ -202,12 +219,34 @@ class Routes:
             mask_request_host=network.mask_request_host,
         )
 
+    def _asleep(self, sandbox: Sandbox, placement: Placement | None) -> Route | None:
+        """What edges know of one that traffic may wake: who may, and no way to it. None: it is resumed by its client alone."""
+        if not wakes_by_traffic(sandbox) or placement is None:
+            return None
+        public = sandbox.spec.network.public_traffic
+        return Route(
+            sandbox_id=sandbox.id,
+            revision=sandbox.revision,
+            generation=sandbox.generation,
+            placement_id=placement.id,
+            host_id=placement.host_id,
+            state=sandbox.state.value,
+            reach=Reach(ip=""),
+            public_traffic=public,
+            traffic_token_sha256=None if public else hashlib.sha256(self._tokens.traffic(sandbox.id).encode()).hexdigest(),
+            auto_resume=True,
+        )
+
     @staticmethod
     def _signature(wanted: Locate, token: str) -> str:
         text = f"{wanted.path}:{wanted.operation}:{wanted.username}:{token}"
         if wanted.expiration is not None:
             text += f":{wanted.expiration}"
         return _SIGNATURE_VERSION + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+
+
+async def _nobody_wakes(sandbox_id: str) -> None:
+    raise Refused(Code.NOT_SUPPORTED, f"nobody here resumes {sandbox_id}")
 
 
 def _line(line: Line) -> bytes:

@@ -106,6 +106,8 @@ class Spec:
     pids_max: int
     timeout_s: int
     on_end: OnEnd = OnEnd.KILL
+    auto_resume: bool = False
+    """Whether traffic for its ports resumes it."""
     end_mode: SaveMode = SaveMode.FULL
     """What is saved where it is suspended at its end."""
     on_exit: OnExit = OnExit.RELEASE

@@ -80,6 +80,11 @@ _AGAIN: Final[Mapping[Holding, Grant]] = {
 }
 
 
+def wakes_by_traffic(sandbox: Sandbox) -> bool:
+    """Whether a request for one of its ports resumes it: where that was asked for, and its memory is there to go on from."""
+    return sandbox.spec.auto_resume and sandbox.save_mode is not SaveMode.FILES
+
+
 def sets_end_aside(sandbox: Sandbox) -> bool:
     """Whether its end does not count: it has one again when it is ready."""
     return sandbox.state in AT_REST or (sandbox.state is State.RESUMING and sandbox.rested is not None)
@@ -121,7 +126,7 @@ def _to_rest(
         deadline_at=now + limit_s,
         reason=None,
         detail=None,
-        save_mode=mode if mode is not None else sandbox.save_mode,
+        save_mode=mode,
         unresponsive=False,
     )
     if placement.holding is Holding.PAUSED:

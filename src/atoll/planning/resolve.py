@@ -31,6 +31,8 @@ class CreateRequest:
     memory_mib: int | None = None
     disk_mib: int | None = None
     on_end: OnEnd = OnEnd.KILL
+    auto_resume: bool = False
+    """Whether traffic for its ports resumes it."""
     end_mode: SaveMode = SaveMode.FULL
     """What is saved where it is suspended at its end."""
     network: NetworkSpec = field(default_factory=NetworkSpec)
@@ -132,6 +134,7 @@ def resolve(request: CreateRequest, *, template: Template, policy: WorkloadClass
         timeout_s_max=policy.timeout_s_max,
         on_end=request.on_end,
         end_mode=request.end_mode,
+        auto_resume=request.auto_resume,
         on_exit=policy.on_exit,
         on_lease_expiry=policy.on_lease_expiry,
         on_loss=policy.on_loss,

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from atoll.base.ids import Prefix
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import LIVING, STARTING, TERMINAL, Sandbox, State
+from atoll.planning.pausing import AT_REST
 from atoll.store import rows, tallies
 from atoll.store.prepared import Prepared
 from atoll.store.tables import EVENTS, HOLDS, PLACEMENTS, SANDBOXES
@@ -33,7 +34,7 @@ _ITS: Final = "its_"
 _REACHABLE: Final = (
     sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
     .join(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
-    .where(SANDBOXES.c.state == State.READY.value, HOLDS)
+    .where(SANDBOXES.c.state.in_([State.READY.value, *(state.value for state in AT_REST)]), HOLDS)
 )
 _NEXT_DEADLINE: Final = sa.select(sa.func.min(SANDBOXES.c.deadline_at))
 

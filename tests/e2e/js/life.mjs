@@ -48,7 +48,6 @@ test('list in pages, by metadata and state', async () => {
 test('what cannot be is told', async () => {
   await assert.rejects(Sandbox.create({ apiKey: 'e2b_' + '0'.repeat(40) }), AuthenticationError)
   await assert.rejects(Sandbox.create('no-such-template'), /no-such-template/)
-  await assert.rejects(Sandbox.create({ lifecycle: { onTimeout: 'pause', autoResume: true } }), /autoResume/)
   const resting = await Sandbox.create({ timeoutMs: 120_000 })
   await resting.files.write('/home/user/kept.txt', 'kept')
   const counting = await resting.commands.run('i=0; while true; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done', { background: true })

@@ -84,7 +84,6 @@ async def test_a_whole_float_is_a_number_of_seconds(api) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("autoResume", {"enabled": True}),
         ("mcp", {"exa": {}}),
         ("iam", {"tokens": {"aws": {"audience": "a", "tokenType": "JWT-SVID"}}}),
         ("volumeMounts", [{"name": "v", "path": "/v"}]),

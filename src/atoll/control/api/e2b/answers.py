@@ -76,7 +76,7 @@ def sandbox_detail(sandbox: Sandbox, *, client_id: str, domain: str, access: str
     answer["domain"] = domain
     answer["allowInternetAccess"] = sandbox.spec.network.internet
     answer["network"] = network(sandbox.spec.network)
-    answer["lifecycle"] = {"autoResume": False, "onTimeout": on_timeout(sandbox.spec)}
+    answer["lifecycle"] = {"autoResume": sandbox.spec.auto_resume, "onTimeout": on_timeout(sandbox.spec)}
     if sandbox.state in PAUSED:
         # Frozen where it is, it has its memory, too.
         answer["pauseMode"] = (sandbox.save_mode or SaveMode.FULL).value if sandbox.state in _SAVED else SaveMode.FULL.value

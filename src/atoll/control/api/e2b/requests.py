@@ -123,8 +123,6 @@ def _check_lifecycle(body: NewSandbox) -> None:
         raise Refused(Code.INVALID_REQUEST, "autoPauseMemory=false needs autoPause=true", option="autoPauseMemory")
     if body.auto_pause_memory is False and body.auto_resume is not None and body.auto_resume.enabled:
         raise Refused(Code.INVALID_REQUEST, "autoResume needs memory: what is booted anew is resumed by connect", option="autoResume")
-    if body.auto_resume is not None and body.auto_resume.enabled:
-        raise unsupported("autoResume")
 
 
 def create_request(body: NewSandbox, *, v2: bool, request_id: str | None) -> CreateRequest:
@@ -142,6 +140,7 @@ def create_request(body: NewSandbox, *, v2: bool, request_id: str | None) -> Cre
         env=body.env_vars or {},
         request_id=request_id,
         on_end=OnEnd.SUSPEND if body.auto_pause else OnEnd.KILL,
+        auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
         end_mode=SaveMode.FILES if body.auto_pause_memory is False else SaveMode.FULL,
         network=_network(body.network, internet=body.allow_internet_access, secured=secured),
         secured=secured,
