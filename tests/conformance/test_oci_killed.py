@@ -1,6 +1,8 @@
 """The agent is killed between any two steps, or in the middle of one: the next run can start the placement, or remove all of it."""
 
 import asyncio
+import dataclasses
+import os
 import pickle
 import random
 import signal
@@ -10,10 +12,15 @@ import time
 
 import pytest
 
+from atoll.base.errors import Code, Refused
+from atoll.base.ids import Prefix, new_id
+from atoll.domain.spec import SaveMode
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Power
-from atoll.testing.conformance.killed import Script
+from atoll.hostops import processes
+from atoll.testing.conformance.killed import USED, Script
 from atoll.testing.conformance.oci_stand import OciStand, missing
+from atoll.testing.conformance.stand import shell
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime]
 
@@ -31,18 +38,19 @@ class Scene:
         self.kind, self.home = kind, home
         first = OciStand(kind, home, **self.places)
         self.identity, self.order = first.identity, first.order()
-        self._key = first._key
+        self._key = first.key
 
-    def act(self, die_at):
+    def act(self, die_at, *, saving=False):
         """Start the other process; it dies before step `die_at`, or ends by itself."""
-        script = Script(self.kind, self.home, identity=self.identity, order=self.order, die_at=die_at, **self.places)
+        key = self._key.private_bytes_raw() if saving else None
+        script = Script(self.kind, self.home, identity=self.identity, order=self.order, die_at=die_at, saving=key, **self.places)
         file = self.home / "script.pickle"
         file.write_bytes(pickle.dumps(script))
         return subprocess.Popen([sys.executable, "-m", "atoll.testing.conformance.killed", str(file)], stdout=subprocess.PIPE, text=True)
 
     async def next_run(self):
         stand = OciStand(self.kind, self.home, identity=self.identity, **self.places)
-        stand._key = self._key
+        stand.key = self._key
         await stand.open()
         return stand
 
@@ -105,5 +113,123 @@ async def test_killed_while_the_runtime_starts(scene, attempt):
         await can_be_removed(stand, scene.order)
         await asyncio.sleep(0.5)
         assert not stand.traces(scene.order)
+    finally:
+        await stand.close()
+
+
+async def test_killed_between_two_steps_of_a_save_or_restore(scene):
+    """Whoever comes next finds a guest that goes on, or what was saved, whole; and never an older moment than was used."""
+    for die_at in range(100):
+        scene.order = dataclasses.replace(scene.order, placement_id=new_id(Prefix.PLACEMENT, os.urandom))
+        process = scene.act(die_at, saving=True)
+        said = process.communicate(timeout=120)[0].split("\n")
+        stand = await scene.next_run()
+        try:
+            if process.returncode == 0:
+                assert die_at > 15, f"only {die_at} steps: {said}"
+                return
+            assert process.returncode == -signal.SIGKILL
+            await goes_on(stand, scene.order, said)
+            await can_be_removed(stand, scene.order)
+        finally:
+            await stand.close()
+    pytest.fail("it never came to its end")
+
+
+async def goes_on(stand, order, said):
+    found = await stand.driver.adopt(order.placement_id)
+    if found.power is Power.ABSENT or (found.power is Power.STOPPED and "killed" in said):
+        # Its removal was under way.
+        assert USED in said
+        return
+    assert found.power in (Power.RUNNING, Power.SAVED), f"{found} after {said[-3:]}"
+    if found.power is Power.SAVED:
+        found = await stand.driver.restore(order)
+    await stand.driver.discard(order.placement_id)
+    guest = await stand.guest(order, found)
+    kept = (await shell(guest, "cat /kept")).out
+    assert kept == ("used\n" if USED in said else "written\n"), f"{kept!r} after {said[-3:]}"
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "pause"])
+async def test_the_runtime_is_killed_while_it_saves(tmp_path, binaries, cache, verb):
+    """A save that its runtime did not finish is none: the guest goes on, or is saved by the next try, and nothing half done is seen."""
+    scene = Scene(RuntimeKind.RUNSC, tmp_path, binaries, cache)
+    stand = await scene.next_run()
+    try:
+        seen = await stand.driver.start(scene.order)
+        guest = await stand.guest(scene.order, seen)
+        await shell(guest, "head -c 100000000 /dev/urandom >/kept; md5sum </kept >/sum")
+        saving = asyncio.create_task(stand.driver.save(scene.order, SaveMode.FULL))
+        killed = await asyncio.to_thread(kill_runtime, scene.order.placement_id, verb)
+        outcome = (await asyncio.gather(saving, return_exceptions=True))[0]
+        if not killed:
+            pytest.skip("it was too quick to be caught")
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, Refused), repr(outcome)
+            assert (await stand.driver.inspect(scene.order.placement_id)).power is Power.RUNNING
+            if verb == "checkpoint":
+                assert (await shell(guest, "md5sum </kept | cmp - /sum && echo same")).out == "same\n", "it goes on"
+            await stand.driver.save(scene.order, SaveMode.FULL)
+        found = await stand.driver.restore(scene.order)
+        guest = await stand.guest(scene.order, found)
+        assert (await shell(guest, "md5sum </kept | cmp - /sum && echo same")).out == "same\n"
+        await can_be_removed(stand, scene.order)
+    finally:
+        await stand.close()
+
+
+def kill_runtime(placement_id, verb):
+    """Kill the runtime's command about this container as soon as there is one; whether there was."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        for pid in processes.mentioning(placement_id):
+            if verb in processes.arguments(pid):
+                processes.send_signal(pid)
+                return True
+    return False
+
+
+@pytest.mark.parametrize("verb", ["save", "restore"])
+async def test_the_guest_is_killed_while_it_is_saved_or_restored(tmp_path, binaries, cache, verb):
+    scene = Scene(RuntimeKind.RUNSC, tmp_path, binaries, cache)
+    stand = await scene.next_run()
+    try:
+        seen = await stand.driver.start(scene.order)
+        guest = await stand.guest(scene.order, seen)
+        await shell(guest, "head -c 50000000 /dev/urandom >/kept")
+        if verb == "save":
+            saving = asyncio.create_task(stand.driver.save(scene.order, SaveMode.FULL))
+            await asyncio.sleep(0.03)
+            os.kill(seen.pid, signal.SIGKILL)
+            outcome = (await asyncio.gather(saving, return_exceptions=True))[0]
+            power = (await stand.driver.inspect(scene.order.placement_id)).power
+            assert power is (Power.STOPPED if isinstance(outcome, Refused) else Power.SAVED), f"{power} after {outcome!r}"
+        else:
+            await stand.driver.save(scene.order, SaveMode.FULL)
+            found = await stand.driver.restore(scene.order)
+            os.kill(found.pid, signal.SIGKILL)
+            await asyncio.sleep(0.3)
+            assert (await stand.driver.inspect(scene.order.placement_id)).power is Power.SAVED, "nobody has used it"
+            await stand.guest(scene.order, await stand.driver.restore(scene.order))
+        await can_be_removed(stand, scene.order)
+    finally:
+        await stand.close()
+
+
+async def test_a_save_that_finds_no_room_leaves_its_guest_as_it_was(tmp_path, binaries, cache):
+    scene = Scene(RuntimeKind.RUNSC, tmp_path, binaries, cache)
+    stand = await scene.next_run()
+    try:
+        seen = await stand.driver.start(scene.order)
+        guest = await stand.guest(scene.order, seen)
+        space = os.statvfs(tmp_path)
+        stand.driver._config = dataclasses.replace(stand.driver._config, disk_spare_mib=space.f_bavail * space.f_frsize >> 20)
+        with pytest.raises(Refused) as refused:
+            await stand.driver.save(scene.order, SaveMode.FULL)
+        assert refused.value.code is Code.HOST_DISK_FULL
+        assert (await shell(guest, "echo on")).out == "on\n"
+        assert (await stand.driver.inspect(scene.order.placement_id)).power is Power.RUNNING
+        await can_be_removed(stand, scene.order)
     finally:
         await stand.close()

@@ -63,7 +63,7 @@ test('what cannot be is told', async () => {
   assert.equal(await back.kill(), true)
   const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
   try {
-    await assert.rejects(sandbox.pause(), (error) => error instanceof SandboxError && /not supported/.test(error.message))
+    await assert.rejects(sandbox.createSnapshot(), (error) => error instanceof SandboxError && /not supported/.test(error.message))
   } finally {
     await sandbox.kill()
   }

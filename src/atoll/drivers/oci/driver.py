@@ -474,6 +474,7 @@ class OciDriver(Saving):
                 probes.binary(config.runtime, self._runtime),
                 probes.guest(config),
                 probes.controllers(self._layout),
+                probes.rest(config, self._layout, self._runtime),
                 *network,
                 probes.disk(config),
                 probes.images(self._images.cache),

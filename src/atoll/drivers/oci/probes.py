@@ -8,10 +8,12 @@ import subprocess
 from collections.abc import Mapping
 from typing import Final
 
+from atoll.domain.spec import SaveMode
 from atoll.drivers.oci.config import OciConfig, RuntimeKind
 from atoll.drivers.oci.runsc import MAP_COUNT, MAP_COUNT_MIN
 from atoll.drivers.oci.runtime import Runtime
 from atoll.drivers.port import Probe
+from atoll.hostops import cgroups
 from atoll.hostops.cgroups import Layout
 from atoll.images.cache import ImageCache
 
@@ -37,6 +39,14 @@ def binary(kind: RuntimeKind, runtime: Runtime) -> Probe:
     return Probe(
         name, ok=done.returncode == 0, detail=f"{runtime.binary}: {(done.stdout or done.stderr).splitlines()[0]}", fix="reinstall it"
     )
+
+
+def rest(config: OciConfig, layout: Layout, runtime: Runtime) -> Probe:
+    """What can be done to a guest's time here: said, so that nobody is surprised by what a suspend keeps."""
+    freezes = cgroups.freezes(layout)
+    saves = "memory and files" if runtime.saves is SaveMode.FULL else "files alone: it boots anew"
+    detail = f"{'pauses in place; ' if freezes else 'no freezer for control groups, so nothing is paused; '}a suspend saves {saves}"
+    return Probe(f"runtime.{config.runtime}.rest", ok=freezes, detail=detail, fix="mount the freezer controller (cgroup v1)", fatal=False)
 
 
 def guest(config: OciConfig) -> Probe:

@@ -13,9 +13,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atoll.domain.spec import SaveMode
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Mark, Order
 from atoll.testing.conformance.oci_stand import OciStand
+from atoll.testing.conformance.stand import shell
+
+BEGUN = "BEGUN"
+USED = "USED"
+"""What is said between the steps of a life with a save in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +37,13 @@ class Script:
     identity: tuple[Mark, int]
     order: Order
     die_at: int | None
+    saving: bytes | None = None
+    """Save and restore between start and removal; the raw private key that speaks to the guest."""
 
 
 async def run(script: Script) -> None:
-    """Prepare, start, remove."""
-    passed = 0
+    """Prepare, start, remove; or start, save, restore, use and remove."""
+    passed = 0 if script.saving is None else -1000
 
     def on_step(name: str) -> None:
         nonlocal passed
@@ -45,7 +55,20 @@ async def run(script: Script) -> None:
     stand = OciStand(script.kind, script.home, binaries=script.binaries, cache=script.cache, identity=script.identity, on_step=on_step)
     await stand.open()
     await stand.driver.prepare(script.order)
-    await stand.driver.start(script.order)
+    seen = await stand.driver.start(script.order)
+    if script.saving is not None:
+        stand.key = Ed25519PrivateKey.from_private_bytes(script.saving)
+        guest = await stand.guest(script.order, seen)
+        await shell(guest, "echo written >/kept")
+        print(BEGUN, flush=True)  # noqa: T201 - the parent reads it
+        passed = 0
+        await stand.driver.save(script.order, SaveMode.FULL)
+        seen = await stand.driver.restore(script.order)
+        await stand.driver.discard(script.order.placement_id)
+        guest = await stand.guest(script.order, seen)
+        await shell(guest, "echo used >/kept")
+        print(USED, flush=True)  # noqa: T201 - the parent reads it
+        await stand.driver.save(script.order, SaveMode.FULL)
     await stand.driver.remove(script.order.placement_id)
     await stand.driver.close()
 

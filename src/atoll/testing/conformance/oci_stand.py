@@ -77,7 +77,7 @@ class OciStand:
         self._on_step = on_step
         known = identity or (Mark(new_id(Prefix.INSTALL, os.urandom), new_id(Prefix.HOST, os.urandom)), free_subnet())
         self.mark, self._subnet = self.identity = known
-        self._key = Ed25519PrivateKey.generate()
+        self.key = Ed25519PrivateKey.generate()
         self._image = ImageCache(cache).current("base")
         self._cache = home / "cache"
         (self._cache / "templates").mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ class OciStand:
             pids_max=512,
             timeout_s=300,
         )
-        public = base64.b64encode(self._key.public_key().public_bytes_raw()).decode()
+        public = base64.b64encode(self.key.public_key().public_bytes_raw()).decode()
         return Order(
             placement_id=new_id(Prefix.PLACEMENT, os.urandom),
             sandbox_id=new_id(Prefix.SANDBOX, os.urandom),
@@ -175,7 +175,7 @@ class OciStand:
 
     async def guest(self, order: Order, seen: Seen) -> GuestClient:
         assert seen.address is not None
-        client = GuestClient(seen.address, order, self._key)
+        client = GuestClient(seen.address, order, self.key)
         await client.hello(patience_s=GUEST_PATIENCE_S)
         await client.init(Init(default_user="user", hostname=order.hostname))
         return client
