@@ -242,6 +242,40 @@ async def test_a_lease_that_runs_out_saves_what_says_so(world):
     assert world.control.seen(A).observed is Observed.SAVED
 
 
+async def test_one_that_was_never_ready_ends_at_its_end(world):
+    world.boot()
+    world.guests.gate = asyncio.Event()
+    world.control.want(A)
+    await world.control.until(lambda: A in world.machine.started)
+    world.control.end(A, 100.0, revision=1, action=OnEnd.SUSPEND)
+    await world.control.until(lambda: world.control.end_revision(A) == 1)
+    world.skip(101)
+    await world.control.until_absent(A)
+    assert world.control.seen(A).ended_by == "end_at"
+
+
+async def test_no_other_guest_is_begun_where_one_was_ready(world):
+    """Its guest is gone and nobody has said so: a save that fails is no reason to begin another one in its place."""
+    await ready(world)
+    world.machine.things[A].power = Power.STOPPED
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await world.control.until(lambda: world.control.seen(A).failed_revision == 2)
+    world.control.want(A)
+    await world.control.until_absent(A)
+    assert world.control.seen(A).ended_by == "exit"
+    assert world.machine.started[A] == 1
+
+
+async def test_at_its_end_a_guest_that_is_gone_is_gone(world):
+    await ready(world)
+    world.control.end(A, 100.0, revision=1, action=OnEnd.SUSPEND)
+    await world.control.until(lambda: world.control.end_revision(A) == 1)
+    world.machine.things[A].power = Power.STOPPED
+    world.skip(101)
+    await world.control.until_absent(A)
+    assert world.control.seen(A).ended_by == "exit"
+
+
 async def _until_crash_or(world, done) -> bool:
     async with asyncio.timeout(10):
         while not world.task.done():

@@ -128,7 +128,7 @@ def _reached(revision: int) -> Callable[[Record], Record | None]:
         if record.end is None or record.end.revision != revision or record.end.at_boot == math.inf:
             return None
         if record.end.action is OnEnd.SUSPEND:
-            return rests_by_itself(record, Code.END_REACHED)
+            return rests_by_itself(record, Code.END_REACHED, EndedBy.END_AT)
         return ending(record, EndedBy.END_AT, reason=Code.END_REACHED)
 
     return make
@@ -136,5 +136,5 @@ def _reached(revision: int) -> Callable[[Record], Record | None]:
 
 def _lapsed(record: Record) -> Record | None:
     if at_lease_expiry(record) is OnLeaseExpiry.SUSPEND:
-        return rests_by_itself(record, Code.LEASE_EXPIRED)
+        return rests_by_itself(record, Code.LEASE_EXPIRED, EndedBy.LEASE)
     return ending(record, EndedBy.LEASE, reason=Code.LEASE_EXPIRED)

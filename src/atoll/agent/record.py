@@ -194,8 +194,13 @@ def at_rest(record: Record) -> bool:
     return record.observed in (Observed.FROZEN, Observed.SAVED, Observed.STOPPED)
 
 
-def rests_by_itself(record: Record, reason: str) -> Record | None:
-    """The record once it is decided that it is saved without a word of control; None when it is at rest, or ends."""
+def rests_by_itself(record: Record, reason: str, by: str) -> Record | None:
+    """The record once it is decided that it is saved without a word of control; None when it is at rest, or ends.
+
+    One whose guest has never been ready has nothing to keep: it ends, `by` whom is said.
+    """
+    if record.applied_revision == 0:
+        return ending(record, by, reason=reason)
     if record.absent or record.ended_by is not None or record.own_rest is not None or record.desired is Kind.ENSURE_ABSENT:
         return None
     return None if at_rest(record) else replace(record, own_rest=reason)

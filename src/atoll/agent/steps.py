@@ -37,6 +37,8 @@ STOP_GRACE_S: Final = 10.0
 """How long a guest that is to stop may take to do so by itself."""
 VERSION_MAX: Final = 64
 """Of what a guest says of its version: it goes into every observation."""
+_MET: Final = frozenset({Observed.RUNNING, Observed.SAVING, Observed.ERROR})
+"""As what a guest is on record that was ready once, and is neither at rest nor to be begun again."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
@@ -165,18 +167,7 @@ class Steps:
         """Where the guest of this placement listens, started if it is not running."""
         driver = self._driver(record)
         placement_id = record.placement_id
-        found: Seen | None = None
-        if placement_id in self.inherited:
-            found = await driver.adopt(placement_id)
-            if _is_over(record, found.power):
-                raise GuestEnded(found.reason or f"ended while no agent ran: it was found {found.power}")
-            if found.power is Power.RUNNING:
-                # It may have been ready before the last run could write that down, and this one cannot tell without control's token.
-                self._watch(await self._ledger.change(placement_id, lambda r: with_own_end(r, ready_boot=self._clock.boot()), urgent=False))
-        if record.observed is Observed.FROZEN or (found is not None and found.power is Power.FROZEN):
-            found = await driver.resume(placement_id)
-        elif record.observed is Observed.SAVED or (found is not None and found.power is Power.SAVED):
-            found = await self._restore(record, driver)
+        found = await self._found(record, driver)
         if found is None or not found.lives:
             order = order_of(record)
             with self._slow(placement_id, Observed.PREPARING):
@@ -194,6 +185,28 @@ class Steps:
         if found.address is None:
             raise Refused(Code.START_FAILED, "the driver does not say where the guest listens")
         return found.address
+
+    async def _found(self, record: Record, driver: Driver) -> Seen | None:
+        """The guest that there is, brought back from rest where it was; None: there may be none yet. *Errors*: GuestEnded."""
+        placement_id = record.placement_id
+        found: Seen | None = None
+        if placement_id in self.inherited:
+            found = await driver.adopt(placement_id)
+            if _is_over(record, found.power):
+                raise GuestEnded(found.reason or f"ended while no agent ran: it was found {found.power}")
+            if found.power is Power.RUNNING:
+                # It may have been ready before the last run could write that down, and this one cannot tell without control's token.
+                self._watch(await self._ledger.change(placement_id, lambda r: with_own_end(r, ready_boot=self._clock.boot()), urgent=False))
+        if record.observed is Observed.FROZEN or (found is not None and found.power is Power.FROZEN):
+            return await driver.resume(placement_id)
+        if record.observed is Observed.SAVED or (found is not None and found.power is Power.SAVED):
+            return await self._restore(record, driver)
+        if found is None and record.applied_revision > 0 and record.observed in _MET:
+            # It has been ready: whatever has become of its guest, no other is begun in its place.
+            found = await driver.inspect(placement_id)
+            if not found.lives:
+                raise GuestEnded(found.reason or f"it was found {found.power}")
+        return found
 
     async def _restore(self, record: Record, driver: Driver) -> Seen:
         """The guest of what was saved, or the one that was restored from it and is in use already."""
@@ -262,7 +275,7 @@ class Steps:
             if record.own_rest is not None:
                 await self._freeze_instead(record, error)
             else:
-                await self._not_at_rest(record, error, Code.SAVE_FAILED, observed=Observed.RUNNING)
+                await self._not_at_rest(record, error, Code.SAVE_FAILED, met=False)
             return
         self.inherited.discard(record.placement_id)
         self._vault.drop(record.placement_id)
@@ -298,7 +311,11 @@ class Steps:
                 await self._driver(record).pause(record.placement_id)
                 break
             except Exception as failure:  # noqa: BLE001 - it must not run on: tried again until it does not, or is gone
-                log.warning(events.COMMAND_FAILED, placement_id=record.placement_id, code=explain(failure, otherwise=Code.PAUSE_FAILED)[0])
+                why = explain(failure, otherwise=Code.PAUSE_FAILED)[0]
+                log.warning(events.COMMAND_FAILED, placement_id=record.placement_id, code=why)
+                if why is Code.PLACEMENT_LOST:
+                    await self._ledger.change(record.placement_id, lambda r: exited(r, reason=Code.GUEST_EXITED, detail=detail))
+                    return
                 await asyncio.sleep(backoff.next_s())
         await self._came_to_rest(record, Observed.FROZEN, reason=record.own_rest, detail=f"{code}: {detail}")
 
@@ -317,13 +334,16 @@ class Steps:
         revision = record.desired_revision if record.own_rest is None else record.applied_revision
         self._watch(await self._ledger.change(record.placement_id, lambda r: resting(r, observed, applied_revision=revision, **changes)))
 
-    async def _not_at_rest(self, record: Record, error: Exception, otherwise: Code, *, observed: Observed | None = None) -> None:
-        """It is what it was before: control hears why, and says what is to become of it."""
+    async def _not_at_rest(self, record: Record, error: Exception, otherwise: Code, *, met: bool = True) -> None:
+        """It is what it was before: control hears why, and says what is to become of it. Not `met`: its guest has to be looked at first."""
+        observed = None if met else Observed.RUNNING
         code, detail = explain(error, otherwise=otherwise)
         log.warning(events.COMMAND_FAILED, placement_id=record.placement_id, sandbox_id=record.sandbox_id, code=code, message=detail)
         await self._ledger.change(
             record.placement_id,
-            lambda r: seen(r, observed or r.observed, reason=code, detail=detail, failed_revision=record.desired_revision),
+            lambda r: seen(
+                r, observed or r.observed, reason=code, detail=detail, failed_revision=record.desired_revision, ready=r.ready and met
+            ),
         )
 
     # down

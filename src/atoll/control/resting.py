@@ -111,7 +111,7 @@ class Resting:
 
     async def _look(self, caller: Caller | None, sandbox_id: str) -> Sandbox:
         if caller is not None:
-            return await self.sandboxes.get(caller, sandbox_id, every_team=True)
+            return await self.sandboxes.get(caller, sandbox_id)
         found = await self.sandboxes.store.read(lambda conn: sandboxes.get(conn, sandbox_id))
         if found is None:
             raise not_found(sandbox_id)

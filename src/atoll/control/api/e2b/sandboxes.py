@@ -203,6 +203,7 @@ class Sandboxes:
         given = sandbox_id(call)
         body = call.json(requests.Resume, optional=True)
         requests.refuse_unknown(body)
+        await self._visible(call)
         timeout_s = requests.V1_TIMEOUT_S if body.timeout is None else body.timeout
         sandbox, rested = await self._resumed(call.caller, given, timeout_s, memory=body.memory)
         if not rested:
