@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -314,10 +315,12 @@ async def test_killed_at_every_boundary(tmp_path, world_factory, wish):
     """Crash at the n-th boundary, restart, and what is wanted comes about, on the guest that there was."""
     points = []
     for n in range(1, 300):
-        world = world_factory(tmp_path / f"{wish.replace(' ', '-')}-{n}")
+        place = tmp_path / f"{wish.replace(' ', '-')}-{n}"
+        world = world_factory(place)
         if not await _scenario(world, wish, n):
             break
         points.append(world.fuse_name)
+        shutil.rmtree(place, ignore_errors=True)  # a journal is megabytes, and there are hundreds
     else:
         pytest.fail("the scenario never got through")
     assert {"before commit", "after commit"} <= set(points)
