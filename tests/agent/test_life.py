@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from dataclasses import replace
 
 import pytest
 
@@ -283,6 +284,7 @@ async def test_secrets_are_not_in_the_journal(world, tmp_path):
 
 async def test_what_is_not_supported_is_said(world):
     world.boot()
+    world.driver.capabilities = replace(world.driver.capabilities, pauses=False)
     world.control.want(A)
     await world.control.until_ready(A)
     world.control.want(A, Kind.ENSURE_PAUSED)

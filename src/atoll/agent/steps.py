@@ -202,9 +202,11 @@ class Steps:
         if record.observed is Observed.SAVED or (found is not None and found.power is Power.SAVED):
             return await self._restore(record, driver)
         if found is None and record.applied_revision > 0 and record.observed in _MET:
-            # It has been ready: whatever has become of its guest, no other is begun in its place.
+            # It has been ready: whatever has become of its guest, no other is begun in its place. One whose start with
+            # the disk that it had failed may be started so again.
             found = await driver.inspect(placement_id)
-            if not found.lives:
+            again = record.observed is Observed.ERROR and found.power is Power.STOPPED and driver.capabilities.stop_keeps_disk
+            if not found.lives and not again:
                 raise GuestEnded(found.reason or f"it was found {found.power}")
         return found
 
