@@ -279,11 +279,11 @@ def _heard(facts: Facts, heard: Heard, now: float) -> Outcome | None:
     seen = pl.observe(placement, heard.report)
     if isinstance(seen, pl.Stale):
         return None
+    if seen.observed is Observed.ABSENT:
+        return _gone(facts, seen, heard, now)
     if (moved := pausing.heard(facts, seen, heard.report, heard.ended_by, now)) is not None:
         return moved
     match seen.observed:
-        case Observed.ABSENT:
-            return _gone(facts, seen, heard, now)
         case Observed.RUNNING if heard.report.ready:
             return _running(sandbox, seen, now)
         case Observed.ERROR:
