@@ -14,7 +14,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -146,10 +146,9 @@ class Bare:
         return Prepared(kind, order, address, token, command, directory, lane)
 
     def _runsc_command(self, order: Order, directory: Path) -> tuple[str, ...]:
-        config = self._configs[RuntimeKind.RUNSC]
         launch = Launch(order.placement_id, directory, "", order, self._image.rootfs, directory)
         options = ("--detach", f"--bundle={directory}", f"--pid-file={directory / PID_FILE}")
-        return tuple(Runsc(config.runsc, config.run_dir / "runsc").command(launch, "run", *options))
+        return tuple(self._runsc().command(launch, "run", *options))
 
     def _crun_command(self, order: Order, directory: Path, group: str) -> tuple[str, ...]:
         config = self._configs[RuntimeKind.CRUN]
@@ -163,6 +162,30 @@ class Bare:
         for path in (upper, work):
             path.mkdir()
         syscalls.mount("overlay", str(root), "overlay", 0, f"lowerdir={self._image.rootfs},upperdir={upper},workdir={work}")
+
+    async def save(self, prepared: Prepared, image: Path) -> None:
+        """What a runsc guest is, in a directory that there is not yet; the guest stands still afterwards."""
+        name = prepared.order.placement_id
+        for words in (("pause", name), ("checkpoint", f"--image-path={image}", "--leave-running", name)):
+            await _in(prepared.lane, lambda words=words: run(self._say(*words), console=prepared.directory / CONSOLE))  # type: ignore[misc]
+
+    async def again(self, prepared: Prepared, image: Path) -> Prepared:
+        """End the guest, and make all of its restoring from `image` that can be made ahead."""
+        driver = self._drivers[prepared.kind]
+        await driver.remove(prepared.order.placement_id)
+        await driver.prepare(prepared.order)
+        launch = Launch(prepared.order.placement_id, prepared.directory, "", prepared.order, self._image.rootfs, prepared.directory)
+        options = ("--detach", f"--image-path={image}", f"--bundle={prepared.directory}", f"--pid-file={prepared.directory / PID_FILE}")
+        command = tuple(self._runsc().command(launch, "restore", *options))
+        return replace(prepared, command=command, address=_address(prepared.directory))
+
+    def _runsc(self) -> Runsc:
+        config = self._configs[RuntimeKind.RUNSC]
+        return Runsc(config.runsc, config.run_dir / "runsc")
+
+    def _say(self, *words: str) -> tuple[str, ...]:
+        config = self._configs[RuntimeKind.RUNSC]
+        return (str(config.runsc), f"--root={config.run_dir / 'runsc'}", *words)
 
     async def start(self, prepared: Prepared) -> Inside:
         """Run the runtime, meet and initialise the guest: from here on commands can be run."""

@@ -96,6 +96,10 @@ class Api:
         answer = await self._call("POST", "/v1/sandboxes", json=body)
         return Made(answer["id"], answer["placement"]["id"], answer["accessToken"])
 
+    async def rest(self, made: Made, verb: str) -> None:
+        """`pause`, `suspend` or `resume` it, and wait until it is so."""
+        await self._call("POST", f"/v1/sandboxes/{made.id}/{verb}")
+
     async def delete(self, sandbox_id: str) -> None:
         """Ask for its end."""
         await self._call("DELETE", f"/v1/sandboxes/{sandbox_id}")

@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.drivers.oci.config import RuntimeKind
 from bench.findings import Finding
-from bench.parts import alone, creates, deletes, dense, docker, idle, inside, many, placing, stores
+from bench.parts import alone, creates, deletes, dense, docker, idle, inside, many, placing, rest, stores
 from bench.world import World
 
 
@@ -31,6 +31,7 @@ PARTS: Final = (
     Part("calls-crun", "commands and small files, shared kernel", lambda world: inside.calls(world, RuntimeKind.CRUN)),
     Part("streams-runsc", "bulk, gVisor", lambda world: inside.streams(world, RuntimeKind.RUNSC)),
     Part("streams-crun", "bulk, shared kernel", lambda world: inside.streams(world, RuntimeKind.CRUN)),
+    Part("rest", "suspend and resume", rest.measure),
     Part("deletes", "until answered, until gone", deletes.measure),
     Part("idle", "memory and CPU of what stands still", idle.measure),
     Part("dense", "200 small sandboxes", dense.measure),
