@@ -148,7 +148,7 @@ def test_traffic_wakes_what_says_so(make, product) -> None:
         answers = list(pool.map(lambda _: product.inside(sandbox, "GET", "/kept.txt", port=8000), range(64)))
     assert {(answer.status_code, answer.text) for answer in answers} == {(200, "kept")}
     info = sandbox.get_info()
-    assert (info.state, info.lifecycle.auto_resume) == (SandboxState.RUNNING, True)
+    assert (info.state, info.lifecycle["auto_resume"]) == (SandboxState.RUNNING, True)
     assert 200 < info.end_at.timestamp() - time.time() < 310, "woken by traffic it lives for five minutes"
     events = product.call("GET", f"/v1/sandboxes/{sandbox.sandbox_id}/events").json()["items"]
     assert [one["type"] for one in events].count("sandbox.resuming") == 1
