@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import building, completion, importing, output
+from atoll.cli import building, completion, importing, output, pushing
 from atoll.cli.output import JsonOption
 from atoll.cli.session import session
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What sandboxes are made of.")
 app.command("build")(building.build_template)
 app.command("import")(importing.import_template)
+app.command("push")(pushing.push_template)
 
 
 @app.command("list")

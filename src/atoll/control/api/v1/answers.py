@@ -151,6 +151,7 @@ def template(one: Template) -> Json:
         "size": {"cpuMillis": one.cpu_millis, "memoryMib": one.memory_mib, "diskMib": one.disk_mib},
         "defaultUser": one.default_user,
         "defaultWorkdir": one.default_workdir,
+        "env": dict(one.env),
         "startCommand": list(one.command),
         "source": one.source,
         "createdAt": timestamp(one.created_at),

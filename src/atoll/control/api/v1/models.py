@@ -356,6 +356,7 @@ class Template(Outgoing):
     size: Size
     default_user: str
     default_workdir: str | None
+    env: dict[str, str]
     start_command: list[str]
     source: str
     created_at: str
