@@ -96,16 +96,17 @@ def push_layout(product: Product, repository: str, tag: str, layout: Path) -> st
     return f"{product.url.removeprefix('http://')}/{repository}:{tag}"
 
 
-def imported(product: Product, source: str, key: str) -> dict[str, Any]:
-    """How an import by a team's key ended."""
-    name = f"r-{uuid4().hex[:12]}"
+def imported(product: Product, source: str, key: str, *, name: str = "") -> dict[str, Any]:
+    """How an import by a team's key ended; its template stays where it is named."""
+    kept, name = bool(name), name or f"r-{uuid4().hex[:12]}"
     made = product.call("POST", "/v1/template-imports", json={"name": name, "source": f"registry:{source}"}, key=key)
     assert made.status_code == 202, made.text
     until = time.monotonic() + 60
     while time.monotonic() < until:
         one: dict[str, Any] = product.call("GET", f"/v1/template-imports/{made.json()['id']}", key=key).json()
         if one["state"] != "running":
-            product.call("DELETE", f"/v1/templates/{name}", key=key)
+            if not kept:
+                product.call("DELETE", f"/v1/templates/{name}", key=key)
             return one
         time.sleep(0.1)
     raise AssertionError(one)

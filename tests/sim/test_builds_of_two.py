@@ -1,0 +1,85 @@
+"""Two control replicas that build the same template: the newest build of a tag is the one that stands, whoever took which."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from atoll.control.builds import builds as module
+from tests.sim.duo import Duo, duo
+from tests.sim.test_builds import Shop, begin, code_of, ended, image_of, request, run, status
+
+
+@pytest.fixture
+async def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Duo]:
+    monkeypatch.setattr(module, "BEAT_S", 0.05)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    monkeypatch.setattr(module, "ABANDONED_S", 0.6)
+    async with duo(tmp_path, changes={"workshop": shop, "images": tmp_path / "images"}) as (made, _):
+        yield made
+
+
+async def test_a_newer_build_at_another_replica_ends_the_older_one(world: Duo, shop: Shop) -> None:
+    with world.through(0):
+        older = await request(world)
+        await begin(world, older, run("hang"))
+        await asyncio.wait_for(shop.hanging.wait(), 10)
+        task = world.running.builds.tasks[older["buildID"]]
+    with world.through(1):
+        newer = await request(world)
+        assert newer["templateID"] == older["templateID"]
+        await begin(world, newer, run("echo newer"))
+        assert (await ended(world, newer))["status"] == "ready"
+        assert (await status(world, older))["status"] == "error"
+        assert await code_of(world, older) == "BUILD_CANCELLED"
+    # Its owner hears of it by its next beat, and gives up what it has on hosts.
+    await asyncio.wait([task], timeout=10)
+    assert task.done()
+    assert shop.open == 0
+    with world.through(0):
+        image = await image_of(world, "mine")
+    shop.let_go.set()
+    await asyncio.sleep(0.2)
+    with world.through(0):
+        assert await image_of(world, "mine") == image, "the older one has put itself in the newer's place"
+
+
+async def test_both_build_one_template_at_once_under_two_tags(world: Duo) -> None:
+    async def build(at: int) -> str:
+        with world.through(at):
+            asked = await request(world, "mine", tags=[f"v{at}"])
+            await begin(world, asked, run("echo shared"), run(f"echo {at}"))
+        while (now := await status(world, asked))["status"] == "building":
+            await asyncio.sleep(0.02)
+        assert now["status"] == "ready", now
+        return str(asked["templateID"])
+
+    first, second = await asyncio.gather(build(0), build(1))
+    assert first == second
+    shown = await world.call("GET", f"/templates/{first}/tags")
+    assert {one["tag"] for one in shown.json()} >= {"v0", "v1"}
+
+
+async def test_a_replica_that_goes_away_has_its_build_taken_over_by_the_other(world: Duo, shop: Shop) -> None:
+    with world.through(0):
+        asked = await request(world)
+        await begin(world, asked, run("echo once"), run("hang"))
+        await asyncio.wait_for(shop.hanging.wait(), 10)
+        control = world.running
+        # As after a kill: nobody lets go of it in order.
+        for task in list(control.builds.tasks.values()):
+            task.get_coro().close()  # type: ignore[union-attr]
+            control.builds.tasks.clear()
+    shop.let_go.set()
+    with world.through(1):
+        done = await ended(world, asked)
+    assert done["status"] == "ready", done
+    assert shop.ran.count("echo once") == 1
