@@ -115,7 +115,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		share := shareOf(r)
-		left, ok := g.shares.left(share, r.ContentLength)
+		portion, ok := g.shares.of(share, r.ContentLength)
 		if !ok {
 			refuseShare(w)
 			return
@@ -124,8 +124,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			refuse(w, http.StatusInternalServerError, "UNKNOWN", "the registry could not do that")
 			return
 		}
-		body := &measured{ReadCloser: http.MaxBytesReader(w, r.Body, g.config.UploadMax), left: left}
-		defer func() { g.shares.sent(share, body.got) }()
+		body := &measured{ReadCloser: http.MaxBytesReader(w, r.Body, g.config.UploadMax), portion: portion}
 		r.Body, w = body, &limited{ResponseWriter: w, body: body}
 	}
 	if found := manifestPath.FindStringSubmatch(path); found != nil && r.Method == http.MethodPut {

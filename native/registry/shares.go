@@ -57,10 +57,30 @@ type counted struct {
 
 func newShares(names names) *shares { return &shares{names: names, counted: map[string]*counted{}} }
 
-// left is how much more a team may send; ok is false when it may send nothing of that length.
-func (s *shares) left(share Share, length int64) (int64, bool) {
+// portion is what one request may add to what its team keeps.
+type portion struct {
+	its   *counted // nil: as much as there is room for
+	limit int64
+}
+
+// add says whether so much more still fits; what fits is counted. Of several at once none is counted on what another has taken.
+func (p portion) add(bytes int64) bool {
+	if p.its == nil {
+		return true
+	}
+	p.its.gate.Lock()
+	defer p.its.gate.Unlock()
+	if p.its.bytes+bytes > p.limit {
+		return false
+	}
+	p.its.bytes += bytes
+	return true
+}
+
+// of is what a team may still send; ok is false when a body of that length (-1: nobody says) does not fit.
+func (s *shares) of(share Share, length int64) (portion, bool) {
 	if share.Bytes == nil || share.Team == "" {
-		return 1 << 62, true
+		return portion{}, true
 	}
 	s.gate.Lock()
 	its := s.counted[share.Team]
@@ -74,23 +94,7 @@ func (s *shares) left(share Share, length int64) (int64, bool) {
 	if time.Since(its.at) > countedFor {
 		its.bytes, its.at = s.kept(share.Team), time.Now()
 	}
-	left := *share.Bytes - its.bytes
-	if left <= 0 || length > left {
-		return 0, false
-	}
-	return left, true
-}
-
-// sent adds what has come since a team's share was counted.
-func (s *shares) sent(share Share, bytes int64) {
-	s.gate.Lock()
-	its := s.counted[share.Team]
-	s.gate.Unlock()
-	if its != nil {
-		its.gate.Lock()
-		its.bytes += bytes
-		its.gate.Unlock()
-	}
+	return portion{its, *share.Bytes}, its.bytes < *share.Bytes && its.bytes+max(length, 0) <= *share.Bytes
 }
 
 // kept counts each blob of a team's repositories once, and what was sent of those that are not whole yet.
@@ -153,25 +157,16 @@ var errFull = errors.New("the team keeps as much as it may")
 // measured is a body of which no more is taken than its team may keep.
 type measured struct {
 	io.ReadCloser
-	left, got int64
-	full      bool
+	portion portion
+	full    bool
 }
 
 func (m *measured) Read(into []byte) (int, error) {
-	if m.got >= m.left {
-		// The end of what fits may be the end.
-		n, err := m.ReadCloser.Read(make([]byte, 1))
-		if n > 0 {
-			m.full = true
-			return 0, errFull
-		}
-		return 0, err
-	}
-	if int64(len(into)) > m.left-m.got {
-		into = into[:m.left-m.got]
-	}
 	n, err := m.ReadCloser.Read(into)
-	m.got += int64(n)
+	if n > 0 && !m.portion.add(int64(n)) {
+		m.full = true
+		return 0, errFull
+	}
 	return n, err
 }
 

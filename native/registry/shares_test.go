@@ -66,6 +66,29 @@ func TestATeamKeepsNoMoreThanItMay(t *testing.T) {
 	}
 }
 
+func TestUploadsAtOnceDoNotShareOneRoom(t *testing.T) {
+	w := newWorld(t, nil)
+	const count = 8
+	done := make(chan int, count)
+	for at := range count {
+		begun := w.as("team", 1000, "POST", "/v2/team/app/blobs/uploads/", nil, "")
+		content := strings.Repeat(fmt.Sprint(at), 300)
+		path := begun.Header().Get("Location") + "&digest=" + sum([]byte(content))
+		go func() {
+			done <- w.as("team", 1000, "PUT", path, iotest.HalfReader(strings.NewReader(content)), "application/octet-stream").Code
+		}()
+	}
+	kept := 0
+	for range count {
+		if <-done == http.StatusCreated {
+			kept++
+		}
+	}
+	if kept == 0 || kept > 3 {
+		t.Fatalf("%d of 300 bytes fit into 1000", kept)
+	}
+}
+
 func TestManifestsAndUnfinishedUploadsCount(t *testing.T) {
 	w := newWorld(t, nil)
 	begun := w.as("team", 1000, "POST", "/v2/team/app/blobs/uploads/", nil, "")
