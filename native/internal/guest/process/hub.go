@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,10 +61,35 @@ type hub struct {
 	mu          sync.Mutex
 	subscribers []*subscriber
 	finished    bool
+	ended       chan struct{} // closed when no more output comes
+	keeps       bool
+	last        []byte // the end of what was written, of a process whose last words are kept
 	tick        time.Duration
 }
 
-func newHub() *hub { return &hub{tick: stallTick} }
+func newHub() *hub { return &hub{tick: stallTick, ended: make(chan struct{})} }
+
+// lastBytes of a command's output say why it ended.
+const lastBytes = 600
+
+// lastWords is the end of the output as text, once no more of it comes or patience has run out.
+func (h *hub) lastWords(patience time.Duration) string {
+	select {
+	case <-h.ended:
+	case <-time.After(patience):
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return strings.TrimSpace(strings.ToValidUTF8(string(h.last), "�"))
+}
+
+// keep notes the end of the output. The caller holds the lock.
+func (h *hub) keep(chunk []byte) {
+	h.last = append(h.last, chunk[max(0, len(chunk)-lastBytes):]...)
+	if over := len(h.last) - lastBytes; over > 0 {
+		h.last = append(h.last[:0], h.last[over:]...)
+	}
+}
 
 // subscribe registers a new subscriber; it gets all output from now on, or only the end when that came already.
 func (h *hub) subscribe() *subscriber {
@@ -98,6 +124,9 @@ func (h *hub) unsubscribe(s *subscriber) {
 func (h *hub) publish(kind string, chunk []byte) {
 	h.mu.Lock()
 	subscribers := h.subscribers
+	if h.keeps {
+		h.keep(chunk)
+	}
 	h.mu.Unlock()
 	if len(subscribers) == 0 {
 		return
@@ -114,6 +143,9 @@ func (h *hub) publish(kind string, chunk []byte) {
 // finish tells every subscriber that no more output comes.
 func (h *hub) finish() {
 	h.mu.Lock()
+	if !h.finished {
+		close(h.ended)
+	}
 	h.finished = true
 	subscribers := h.subscribers
 	h.subscribers = nil

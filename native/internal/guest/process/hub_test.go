@@ -5,10 +5,33 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 )
+
+func TestTheEndOfTheOutputIsKept(t *testing.T) {
+	h := newHub()
+	h.publish("stdout", []byte("nobody keeps this"))
+	if last := h.lastWords(0); last != "" {
+		t.Fatalf("kept: %q", last)
+	}
+	h.keeps = true
+	for range 100 {
+		h.publish("stdout", []byte("0123456789\n"))
+	}
+	h.publish("stderr", append([]byte{0xff}, " the end\n"...))
+	h.finish()
+	last := h.lastWords(time.Hour)
+	if len(last) > lastBytes+2 || !strings.HasSuffix(last, "789\n\ufffd the end") {
+		t.Fatalf("%d bytes: %q", len(last), last)
+	}
+	h.publish("stdout", bytes.Repeat([]byte("x"), 10*lastBytes))
+	if last := h.lastWords(0); last != strings.Repeat("x", lastBytes) {
+		t.Fatalf("a large chunk: %d", len(last))
+	}
+}
 
 func TestFramesAreEnvelopes(t *testing.T) {
 	chunk := []byte("a\xff\x00b\"\\")

@@ -93,6 +93,19 @@ func (l *Launched) Failure() string {
 	return ""
 }
 
+// Last is the end of what it has written so far; of one that has ended, what comes shortly after its end is waited for.
+func (l *Launched) Last() string {
+	select {
+	case <-l.Done():
+		return l.process.hub.lastWords(lastPatience)
+	default:
+		return l.process.hub.lastWords(0)
+	}
+}
+
+// lastPatience is how long output is waited for that a process has left in its pipe, or a child of its may still write.
+const lastPatience = 200 * time.Millisecond
+
 // Kill ends it with its whole group.
 func (l *Launched) Kill() { _ = l.process.child.SignalGroup(syscall.SIGKILL) }
 
@@ -142,6 +155,7 @@ func (s *Service) launch(request *startRequest, user *users.User, timeout time.D
 
 func (s *Service) enter(plan *plan, request *startRequest, timeout time.Duration, subscribe bool) (*process, *subscriber, error) {
 	hub := newHub()
+	hub.keeps = !subscribe
 	var output *subscriber
 	if subscribe {
 		output = hub.subscribe()

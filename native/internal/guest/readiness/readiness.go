@@ -31,6 +31,8 @@ type Process interface {
 	Done() <-chan struct{}
 	// Failure is "" when it ended well.
 	Failure() string
+	// Last is the end of what it has written so far.
+	Last() string
 	Kill()
 }
 
@@ -94,7 +96,7 @@ func (s *Start) watch(command Process) {
 		case <-ended:
 			// Whatever the ready command says; one that ended well may have left a server behind.
 			if failure := command.Failure(); failure != "" {
-				s.set(Failed, "the start command ended before it was ready: "+failure)
+				s.set(Failed, "the start command ended before it was ready: "+failure+lastOf(command))
 				return
 			}
 			ended = nil
@@ -104,9 +106,20 @@ func (s *Start) watch(command Process) {
 			s.set(Ready, "")
 			return
 		}
+		if command != nil {
+			said += lastOf(command)
+		}
 		s.set(Starting, said)
 		time.Sleep(pause)
 	}
+}
+
+// lastOf is what a command wrote last, as the end of a sentence.
+func lastOf(command Process) string {
+	if last := command.Last(); last != "" {
+		return "; the start command wrote last: " + last
+	}
+	return ""
 }
 
 // try runs the ready command; "" when it ended well.

@@ -13,18 +13,20 @@ import (
 type command struct {
 	done    chan struct{}
 	failure string
+	last    string
 }
 
 func ended(failure string) *command {
-	c := &command{make(chan struct{}), failure}
+	c := &command{done: make(chan struct{}), failure: failure}
 	close(c.done)
 	return c
 }
 
-func running() *command { return &command{make(chan struct{}), "signal: killed"} }
+func running() *command { return &command{done: make(chan struct{}), failure: "signal: killed"} }
 
 func (c *command) Done() <-chan struct{} { return c.done }
 func (c *command) Failure() string       { return c.failure }
+func (c *command) Last() string          { return c.last }
 func (c *command) Kill()                 { close(c.done) }
 
 func always(c *command) func() (Process, error) { return func() (Process, error) { return c, nil } }
@@ -91,6 +93,25 @@ func TestACommandThatEndsBadlyIsNotWaitedFor(t *testing.T) {
 	if detail := until(t, s, Failed); !strings.Contains(detail, "exit status 3") {
 		t.Error(detail)
 	}
+}
+
+func TestWhatTheCommandWroteLastIsTold(t *testing.T) {
+	command := ended("exit status 3")
+	command.last = "no such table"
+	s := begun(t, &Start{Command: always(command), Ready: always(ended("exit status 1"))})
+	if detail := until(t, s, Failed); !strings.HasSuffix(detail, "exit status 3; the start command wrote last: no such table") {
+		t.Error(detail)
+	}
+	waiting := running()
+	waiting.last = "migrating"
+	s = begun(t, &Start{Command: always(waiting), Ready: always(ended("exit status 1"))})
+	for range 100 {
+		if _, detail := s.State(); strings.Contains(detail, "wrote last: migrating") {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Error(s.State())
 }
 
 func TestACommandThatEndedBadlyIsNotReadyWhateverIsSaid(t *testing.T) {
