@@ -126,6 +126,7 @@ func run(ctx context.Context, file string, log *slog.Logger) error {
 	mux.Handle("GET /-/health", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, http.StatusOK, map[string]any{"healthy": true})
 	}))
+	mux.Handle("GET /-/usage", newShares(kept.names))
 	mux.Handle("POST /-/collect", &collector{config: config, touched: touched, log: log})
 	listener, err := listen(config.Socket)
 	if err != nil {

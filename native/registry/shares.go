@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -131,17 +132,59 @@ func (s *shares) kept(team string) int64 {
 // others are repositories outside of a team's own directory that it has made: E2B's names. Who made one is kept in it.
 const others = "e2b/custom-envs"
 
+// ofTeam are the directories of a team's repositories.
 func (n names) ofTeam(team string) []string {
+	if !nameable(team) {
+		return nil
+	}
 	found := []string{n.repository(team)}
-	notes, _ := filepath.Glob(filepath.Join(n.repository(others), "*", "_team", team))
-	for _, note := range notes {
-		found = append(found, filepath.Dir(filepath.Dir(note)))
+	made, _ := os.ReadDir(n.repository(others))
+	for _, one := range made {
+		folder := filepath.Join(n.repository(others), one.Name())
+		if _, err := os.Lstat(filepath.Join(folder, "_team", team)); err == nil {
+			found = append(found, folder)
+		}
 	}
 	return found
 }
 
+// nameable says whether a team's name can be a file's.
+func nameable(team string) bool {
+	return team != "" && team != "." && team != ".." && !strings.ContainsAny(team, "/\x00")
+}
+
+// teams are those that keep anything.
+func (n names) teams() []string {
+	found := map[string]bool{}
+	own, _ := os.ReadDir(filepath.Join(n.base(), "repositories"))
+	for _, one := range own {
+		found[one.Name()] = one.Name() != filepath.Dir(others)
+	}
+	notes, _ := filepath.Glob(filepath.Join(n.repository(others), "*", "_team", "*"))
+	for _, note := range notes {
+		found[filepath.Base(note)] = true
+	}
+	var named []string
+	for team, is := range found {
+		if is {
+			named = append(named, team)
+		}
+	}
+	slices.Sort(named)
+	return named
+}
+
+// ServeHTTP answers `GET /-/usage`: what each team keeps, in bytes. *Cost*: a walk over all links.
+func (s *shares) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	teams := map[string]int64{}
+	for _, team := range s.names.teams() {
+		teams[team] = s.kept(team)
+	}
+	answer(w, http.StatusOK, map[string]any{"teams": teams})
+}
+
 func (n names) noteTeam(repository, team string) error {
-	if team == "" || strings.ContainsAny(team, "/\x00") || !strings.HasPrefix(repository, others+"/") {
+	if !nameable(team) || !strings.HasPrefix(repository, others+"/") {
 		return nil
 	}
 	folder := filepath.Join(n.repository(repository), "_team")

@@ -115,11 +115,17 @@ func TestE2BsNamesCountForTheTeamThatMadeThem(t *testing.T) {
 	if said := w.send("team", 100, others+"/t2", strings.Repeat("e", 41), false); said.Code != http.StatusForbidden {
 		t.Fatalf("beyond, under another name: %d", said.Code)
 	}
+	w.send("*", 100, "team/app", "f", false)
+	usage := httptest.NewRecorder()
+	newShares(w.touched.names).ServeHTTP(usage, nil)
+	if strings.TrimSpace(usage.Body.String()) != `{"teams":{"team":61}}` {
+		t.Fatalf("usage: %s", usage.Body)
+	}
 	// The engine's list of repositories goes on past our note.
 	w.blob("{}")
 	w.collect(false)
 	w.age()
-	if done := w.collect(false); len(done.Blobs) != 2 {
+	if done := w.collect(false); len(done.Blobs) != 3 {
 		t.Fatalf("collection: %+v", done)
 	}
 }

@@ -41,15 +41,19 @@ def gc(
 
 @app.command("status")
 def status(*, as_json: JsonOption = False) -> None:
-    """Whether the registry answers, and where to log in."""
+    """Whether the registry answers, where to log in, and what each team keeps."""
     place = layout_of()
     config = instance.load(place)
     view = probes.look("registry", place, config)
-    found = {"healthy": view.healthy, "pid": view.pid, "address": config.domain, "detail": view.detail}
+    code, body = probes.over_socket(place.registry_socket, "GET", "/-/usage", timeout_s=COLLECT_S) if view.healthy else (0, "")
+    teams: dict[str, int] = json.loads(body)["teams"] if code == 200 else {}
+    found = {"healthy": view.healthy, "pid": view.pid, "address": config.domain, "detail": view.detail, "teams": teams}
     if as_json:
         output.document(found)
         return
     print(f"{'healthy' if view.healthy else view.detail}; docker login {config.domain} (any user, a team's API key as password)")
+    for team, size in sorted(teams.items()):
+        print(f"{team}: {size} bytes")
 
 
 def _why(body: str) -> str:
