@@ -31,7 +31,8 @@ def status(client: Client, build: dict[str, Any]) -> dict[str, Any]:
 
 
 def until_said(client: Client, build: dict[str, Any], word: str) -> None:
-    until(lambda: any(word in line for line in status(client, build)["logs"]), within_s=90)
+    # The step's name, which has the word as well, is said before its sandbox is there.
+    until(lambda: any(word in line and not line.startswith("[") for line in status(client, build)["logs"]), within_s=90)
 
 
 def ended(client: Client, build: dict[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class Shop:
     pulled: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
     tried: list[Result] = field(default_factory=list)
     open: int = 0
+    tidied: int = 0
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     let_go: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -100,6 +101,9 @@ class Shop:
 
     async def release_orphans(self) -> None:
         return
+
+    async def tidy(self) -> None:
+        self.tidied += 1
 
     async def collect(self) -> None:
         return
@@ -335,6 +339,8 @@ async def test_a_newer_build_cancels_the_older_of_the_same_tag(world: World, sho
     shop.let_go.set()
     assert (await ended(world, tagged))["status"] == "ready"
     assert shop.open == 0
+    await asyncio.gather(*world.control.builds.tasks.values())
+    assert shop.tidied == 3, "however a build ends, what its pulls have left goes"
 
 
 async def test_a_build_is_begun_once(world: World) -> None:

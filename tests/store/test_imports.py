@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -52,6 +53,15 @@ def imports(store: Store, tmp_path: Path, *, answer: dict[str, Any] | None = Non
 
 def caller(team: Team, role: Role = Role.MEMBER) -> Caller:
     return Caller(team, replace(client(team), role=role))
+
+
+def unfinished(part: Imports, name: str, *, age_s: float) -> Path:
+    assert part.library is not None
+    path = part.library.bench / "partial" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"half")
+    os.utime(path, (NOW - age_s, NOW - age_s))
+    return path
 
 
 async def ended(part: Imports) -> None:
@@ -111,8 +121,11 @@ async def test_what_a_killed_process_left_has_failed(store: Store, ours: Team, t
     await part.close()
     assert (await part.get(caller(ours), one.id)).state is State.RUNNING
     later = imports(store, tmp_path, answer={})
-    await later.open()
-    await later.open()
+    left = unfinished(later, "layer-dlv_1", age_s=1)
+    await later.open(alone=False)
+    assert left.exists(), "another replica's, maybe"
+    await later.open(alone=True)
+    assert not left.exists()
     done = await later.get(caller(ours), one.id)
     assert (done.state, done.code) == (State.FAILED, Code.IMPORT_INTERRUPTED)
 
@@ -172,6 +185,37 @@ async def test_deleting(store: Store, ours: Team, tmp_path: Path, put: Callable[
     with pytest.raises(Refused) as caught:
         await part.delete(caller(ours), template(name="base", team_id=None))
     assert caught.value.code is Code.FORBIDDEN
+
+
+async def test_what_killed_pulls_left_goes_and_what_is_being_written_stays(store: Store, tmp_path: Path) -> None:
+    part = imports(store, tmp_path, answer={})
+    await part.tidy()
+    pulled = unfinished(part, "blob-1", age_s=0)
+    coming, left = unfinished(part, "layer-dlv_1", age_s=30), unfinished(part, "layer-dlv_2", age_s=3600)
+    async with part.keeping():
+        await part.tidy()
+        assert pulled.exists(), "another build may be pulling it"
+    await part.tidy()
+    assert not pulled.exists()
+    assert not left.exists()
+    assert coming.exists(), "a host sends it, maybe for another replica"
+    await part.tidy()
+
+
+async def test_a_pull_that_began_while_tidying_waited_is_spared(store: Store, tmp_path: Path) -> None:
+    part = imports(store, tmp_path, answer={})
+    pulled = unfinished(part, "blob-1", age_s=0)
+    await part.collecting.acquire()
+    tidying = asyncio.create_task(part.tidy())
+    await asyncio.sleep(0)
+    async with contextlib.AsyncExitStack() as stack:
+        holding = asyncio.create_task(stack.enter_async_context(part.keeping()))
+        await asyncio.sleep(0)
+        part.collecting.release()
+        await asyncio.gather(tidying, holding)
+        assert pulled.exists()
+    await part.tidy()
+    assert not pulled.exists()
 
 
 def test_too_much_environment_is_refused() -> None:

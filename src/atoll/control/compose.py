@@ -260,8 +260,9 @@ class Control:
         await self._join(store)
 
     async def _resume(self, store: Store) -> None:
-        await self.imports.open()
-        await self.builds.open(alone=isinstance(store, SqliteStore))
+        alone = isinstance(store, SqliteStore)
+        await self.imports.open(alone=alone)
+        await self.builds.open(alone=alone)
 
     def _metering(self, store: Store) -> Meter:
         meter = Meter()

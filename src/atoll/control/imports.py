@@ -72,14 +72,16 @@ class Imports:
     collecting: asyncio.Lock = field(default_factory=asyncio.Lock)
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SIDE_BY_SIDE))
 
-    async def open(self) -> None:
-        """End what an earlier process left under way."""
+    async def open(self, *, alone: bool) -> None:
+        """End what an earlier process left under way; `alone`: nobody else uses this store, nor what is unfinished beside it."""
 
         def work(conn: sa.Connection) -> None:
             for one in stored.running(conn):
                 stored.end(conn, self._failed(one, Code.IMPORT_INTERRUPTED, "control was stopped while it imported"))
 
         await self.store.write(work)
+        if self.library is not None and alone:
+            await self.library.tidy(idle_s=0.0)
 
     async def close(self) -> None:
         """Break off what runs; the next start says so of it."""
@@ -196,6 +198,15 @@ class Imports:
             return CollectedArtifacts((), 0, busy=True)
         found = await self._collect(dry_run=dry_run)
         return CollectedArtifacts(found.keys, found.size)
+
+    async def tidy(self) -> None:
+        """Remove what pulls that were killed have left unfinished, when nothing is being pulled. Unlike `collect` it looks at no blob."""
+        if self.library is None or self._busy():
+            return
+        async with self.collecting:
+            # Whoever waited for the lock as well may have begun meanwhile.
+            if not self._busy():
+                await self.library.tidy()
 
     def _busy(self) -> bool:
         return bool(self.holders or self.tasks - {asyncio.current_task()})

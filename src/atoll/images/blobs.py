@@ -10,6 +10,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+PULLED: Final = "blob-"
+"""How the image program begins the names of what it pulls."""
+IDLE_S: Final = 600.0
+"""Nobody writes any more to what has not been written to for so long: each part of a layer that comes from a host is one."""
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -39,6 +43,20 @@ def used(store: Path, digest: str) -> None:
     for name in blobs_of(store, digest):
         with contextlib.suppress(OSError):
             os.utime(store / "blobs" / "sha256" / name)
+
+
+def clear_unfinished(store: Path, *, before: float) -> None:
+    """Remove what was being written when its writer was killed. Blocks. *Units*: `before` in wall seconds.
+
+    Call it while nothing is pulled. Layers from hosts (for other replicas too), clients' files and manifests come at any time: theirs go
+    when nobody has written to them since `before`.
+    """
+    # What cannot be looked at or removed now is left for the next time: whoever calls has done its own work already.
+    with contextlib.suppress(OSError):
+        for path in (store / "partial").iterdir():
+            with contextlib.suppress(OSError):
+                if path.name.startswith(PULLED) or path.lstat().st_mtime <= before:
+                    path.unlink()
 
 
 def blobs_of(store: Path, digest: str) -> set[str]:

@@ -160,8 +160,17 @@ class Library:
             for info in going:
                 await self.artifacts.delete(info.key)
             self._published &= wanted
-            await asyncio.to_thread(self._tidy)
+            await self.tidy()
+            if self.shared:
+                await asyncio.to_thread(blobs.trim, self.bench, size_bytes_max=BENCH_MIB << 20)
         return Collected(tuple(sorted(info.key for info in going)), sum(info.size for info in going))
+
+    async def tidy(self, *, idle_s: float = blobs.IDLE_S) -> None:
+        """Throw away what runs that were killed have left unfinished on the bench. Call it while nothing is being pulled.
+
+        *Units*: see blobs.clear_unfinished. *Idempotency*: a second time finds nothing.
+        """
+        await asyncio.to_thread(blobs.clear_unfinished, self.bench, before=self.now() - idle_s)
 
     async def _unwanted(self, wanted: set[str], kept: set[str]) -> AsyncIterator[Info]:
         now = self.now()
@@ -184,13 +193,6 @@ class Library:
             return str(json.loads(payload)["image"])
         except (AtollError, ValueError, KeyError, TypeError):
             return ""
-
-    def _tidy(self) -> None:
-        """What killed runs left on the bench, and beside a bucket what does not fit."""
-        for path in (self.bench / "partial").iterdir() if (self.bench / "partial").is_dir() else ():
-            path.unlink(missing_ok=True)
-        if self.shared:
-            blobs.trim(self.bench, size_bytes_max=BENCH_MIB << 20)
 
     def _path(self, digest: str) -> Path:
         return self.bench / key_of(BLOBS, digest)

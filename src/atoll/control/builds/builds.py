@@ -332,6 +332,7 @@ class Builds:
         try:
             await self.workshop.clear(build)
             await self._ended(build, await self._made(build))
+            await self.workshop.tidy()
         except asyncio.CancelledError:
             await asyncio.shield(self._let_go(build))
             raise
@@ -429,6 +430,8 @@ class Builds:
         with contextlib.suppress(AtollError):
             await self.store.write(lambda conn: stored.commit(conn, replace(build, owner=None, beat_at=None)))
             await self.workshop.clear(build)
+        # A pull in the middle of which it was cancelled has been killed.
+        await self.workshop.tidy()
 
     # other processes' builds
 

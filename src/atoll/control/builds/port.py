@@ -94,6 +94,10 @@ class Workshop(Protocol):
         """End what serves builds that have ended. *Idempotency*: a second time finds nothing."""
         ...
 
+    async def tidy(self) -> None:
+        """Throw away what pulls that ended early have left unfinished. *Idempotency*: a second time finds nothing."""
+        ...
+
     async def collect(self) -> None:
         """Throw away what neither templates nor builds nor cached steps need."""
         ...

@@ -133,6 +133,10 @@ class SandboxWorkshop:
         for sandbox_id in await self.sandboxes.store.read(builds.orphans):
             await self._release(sandbox_id)
 
+    async def tidy(self) -> None:
+        """See Workshop."""
+        await self.imports.tidy()
+
     async def collect(self) -> None:
         """See Workshop."""
         await self.imports.collect()
