@@ -93,6 +93,8 @@ class _Reader:
         self._made = Built()
         self._begins: dict[str, str] = {}
         """ENTRYPOINT and CMD, as a shell takes them."""
+        self._shell: list[str] = []
+        """What SHELL has named; none: whatever a sandbox's commands are run by."""
         self._user = self._workdir = False
         self._handlers: dict[str, Callable[[str], None]] = {
             "FROM": self._from,
@@ -100,6 +102,7 @@ class _Reader:
             "RUN": self._run,
             "COPY": self._copy,
             "ENV": self._env,
+            "SHELL": self._take_shell,
             "WORKDIR": self._work,
             "USER": self._be,
             "CMD": lambda rest: self._begin("CMD", rest),
@@ -164,8 +167,7 @@ class _Reader:
             raise _unsupported(f"RUN --{match['name']}")
         if "<<" in rest and re.search(r"<<-?['\"]?\w+['\"]?\s*$", rest):
             raise _unsupported("a here-document")
-        listed = _list(rest)
-        command = rest if listed is None else shlex.join(listed)
+        command = self._command(rest)
         # ARGs are variables of each RUN: put before it, since its shell is to expand them.
         used = [name for name in self._known if name not in self._set and re.search(rf"\b{name}\b", command)]
         before = "".join(f"export {name}={shlex.quote(self._known[name])}; " for name in used)
@@ -208,8 +210,20 @@ class _Reader:
         self._user = True
 
     def _begin(self, word: str, rest: str) -> None:
+        self._begins[word] = self._command(rest)
+
+    def _take_shell(self, rest: str) -> None:
         listed = _list(rest)
-        self._begins[word] = rest if listed is None else shlex.join(listed)
+        if not listed:
+            raise Refused(Code.INVALID_REQUEST, 'SHELL names a program and its options as a list: SHELL ["/bin/bash", "-c"]')
+        self._shell = listed
+
+    def _command(self, rest: str) -> str:
+        """One for a shell: the exec form is run as it is, all else by what SHELL has named."""
+        listed = _list(rest)
+        if listed is None:
+            return shlex.join([*self._shell, rest]) if self._shell else rest
+        return shlex.join(listed)
 
 
 def _list(text: str) -> list[str] | None:

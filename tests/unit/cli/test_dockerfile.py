@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from atoll.base.errors import Refused
@@ -69,6 +71,31 @@ def test_what_runs_in_a_container_is_the_start_command(begins: str, command: str
     assert read(f"FROM x\n{begins}", {}).start_command == command
 
 
+def test_commands_are_run_by_the_shell_that_was_named_last() -> None:
+    text = """ARG V=1
+RUN first
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+RUN echo "$V" | cat
+RUN ["exec", "form"]
+SHELL ["/bin/sh", "-ec"]
+RUN last
+CMD serve $PORT"""
+    assert steps(text) == [
+        ("RUN", ["first"]),
+        ("RUN", ["export V=1; /bin/bash -o pipefail -c 'echo \"$V\" | cat'"]),
+        ("RUN", ["exec form"]),
+        ("RUN", ["/bin/sh -ec last"]),
+    ]
+    assert read(f"FROM x\n{text}", {}).start_command == "/bin/sh -ec 'serve $PORT'"
+
+
+def test_a_named_shell_runs_what_it_is_given_with_its_options() -> None:
+    made = read('FROM x\nARG WORD=it\\\'s\nSHELL ["/bin/bash", "-o", "pipefail", "-c"]\nRUN false | echo "$WORD"', {})
+    step = next(one for one in made.steps if not isinstance(one, Copied) and one[0] == "RUN")
+    ran = subprocess.run(["/bin/bash", "-c", step[1][0]], capture_output=True, text=True, check=False)  # type: ignore[index]
+    assert (ran.returncode, ran.stdout) == (1, "it's\n")
+
+
 def test_what_has_no_effect_is_told() -> None:
     assert read("FROM x\nEXPOSE 80\nLABEL a=b", {}).notes == ["line 2: EXPOSE has no effect here", "line 3: LABEL has no effect here"]
 
@@ -82,7 +109,9 @@ def test_what_has_no_effect_is_told() -> None:
         ("FROM a\nCOPY --from=b /x /y", 2, "--from"),
         ("FROM a\nRUN --mount=type=cache,target=/x y", 2, "--mount"),
         ("FROM a\nRUN <<EOF\nx\nEOF", 2, "here-document"),
-        ('FROM a\nSHELL ["x"]', 2, "SHELL"),
+        ("FROM a\nSHELL /bin/bash -c", 2, "as a list"),
+        ("FROM a\nSHELL []", 2, "as a list"),
+        ("FROM a\nONBUILD RUN x", 2, "ONBUILD"),
         ("FROM scratch", 1, "scratch"),
         ("FROM a\nCOPY x", 2, "where to"),
         ("FROM a\nCOPY x y /z", 2, "ends with /"),
