@@ -8,7 +8,9 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 from e2b import Sandbox
 
+from atoll.hostops import processes
 from atoll.programs import identity
 
 if TYPE_CHECKING:
@@ -35,6 +38,19 @@ def kill(instance: Instance, *names: str, number: int = signal.SIGKILL) -> list[
                 os.kill(running.pid, number)
                 hit.append(running.pid)
     return hit
+
+
+def carrying(instance: Instance, what: str, begun: Callable[[], object]) -> int:
+    """The agent's program that fetches or unpacks an image, stopped once it has begun; its pid."""
+    agent, deadline = instance.pid("agent"), time.monotonic() + 60
+    assert agent is not None
+    while not begun():
+        assert time.monotonic() < deadline, f"no {what} has begun"
+        time.sleep(0.002)
+    (pid,) = [pid for pid in processes.children(agent) if f"\0image\0{what}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(pid, signal.SIGSTOP)
+    assert begun(), "it was through before it was stopped"
+    return pid
 
 
 class Client:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import shutil
+import signal
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.e2e import oci
+from tests.e2e.oci import Entry, Image
 from tests.instance.conftest import Instance, until
-from tests.instance.survival import kill
+from tests.instance.survival import carrying, kill
 from tests.objects.server import S3Server
 
 
@@ -77,3 +84,40 @@ def test_builds_stand_on_what_is_in_the_bucket(kept: tuple[Instance, S3Server], 
         (line,) = [line for line in told.splitlines() if step in line and "]" in line]
         assert line.startswith("CACHED") is cached, told
     assert said(instance, name, "cat", "/home/user/one").split() == ["one", "two"]
+
+
+@pytest.mark.skipif(oci.BUSYBOX is None, reason="busybox is missing: apt-get install busybox-static")
+def test_an_agent_that_is_killed_while_it_fetches_goes_on(kept: tuple[Instance, S3Server], tmp_path: Path) -> None:
+    """Killed alone, while its fetching program goes on, and both: the image is whole afterwards; pruned, it is fetched anew."""
+    instance, _ = kept
+    partial = instance.layout.fetched / "partial"
+
+    def begun() -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return any(path.stat().st_size > 1 << 20 for path in partial.glob("fetch-*"))
+        return False
+
+    for with_program in (False, True):
+        content, name = os.urandom(64 << 20), f"k-{uuid.uuid4().hex[:12]}"
+        image = Image([oci.busybox(), oci.layer(Entry("big", content))], {"Env": ["PATH=/bin"]})
+        instance.run("template", "import", name, f"oci-layout:{image.write(tmp_path / name)}")
+        with ThreadPoolExecutor(1) as threads:
+            creating = threads.submit(instance.create, "--template", name)
+            program, before = carrying(instance, "fetch", begun), instance.pid("agent")
+            kill(instance, "agent")
+            until(lambda before=before: instance.pid("agent") not in (None, before), within_s=60)
+            os.kill(program, signal.SIGKILL if with_program else signal.SIGCONT)
+            sandbox = creating.result(timeout=120)
+        assert instance.exec(sandbox, "/bin/busybox", "sha256sum", "/big").split()[0] == hashlib.sha256(content).hexdigest()
+        assert not list(partial.iterdir())
+        assert instance.json("image", "verify", "--json") == {"problems": []}
+
+        made = instance.json("template", "get", name, "--json")["image"]
+        kept_blobs = instance.layout.fetched / "blobs" / "sha256"
+        assert (kept_blobs / made.removeprefix("sha256:")).exists()
+        instance.run("image", "prune", "--all")
+        assert made in {one["digest"] for one in instance.json("image", "ls", "--json")["images"]}, "a sandbox stands on it"
+        assert not list(kept_blobs.iterdir())
+        instance.run("sandbox", "rm", sandbox)
+        until(lambda made=made: made in {one["digest"] for one in instance.json("image", "prune", "--all", "--json")["images"]})
+        assert said(instance, name, "/bin/busybox", "sha256sum", "/big").split()[0] == hashlib.sha256(content).hexdigest()

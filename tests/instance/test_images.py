@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
+import signal
 import uuid
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.e2e import oci
-from tests.e2e.oci import Image
+from tests.e2e.oci import Entry, Image
 from tests.instance.conftest import Instance, until
-from tests.instance.survival import Client, kill
+from tests.instance.survival import Client, carrying, kill
 
 pytestmark = pytest.mark.skipif(oci.BUSYBOX is None, reason="busybox is missing: apt-get install busybox-static")
 
@@ -160,3 +163,26 @@ def test_images_of_a_host_are_shown_pinned_and_pruned(instance: Instance, client
     instance.run("template", "delete", name)
     assert instance.json("image", "gc", "--dry-run", "--json")["busy"] is False
     assert not (instance.layout.blobs / "blobs" / "sha256" / image.removeprefix("sha256:")).exists()
+
+
+@pytest.mark.parametrize("with_program", [False, True])
+def test_an_agent_that_is_killed_while_it_unpacks_goes_on(
+    instance: Instance, client: Client, tmp_path: Path, *, with_program: bool
+) -> None:
+    """Killed alone, while its unpacking program goes on, or both: the sandbox gets ready, of a whole tree, and nothing half-made stays."""
+    trees, content, name = instance.layout.images / "sha256", os.urandom(64 << 20), f"t-{uuid.uuid4().hex[:12]}"
+    image = Image([oci.busybox(), oci.layer(Entry("big", content))], {"Env": ["PATH=/bin"]})
+    instance.run("template", "import", name, f"oci-layout:{image.write(tmp_path / name)}")
+    answer = client.http.post("/v1/sandboxes", json={"template": name, "timeoutSeconds": 300, "wait": False})
+    assert answer.status_code in (201, 202), answer.text
+    sandbox = answer.json()["id"]
+    program, before = carrying(instance, "unpack", lambda: any(trees.glob(".unfinished-*/rootfs/big"))), instance.pid("agent")
+    kill(instance, "agent")
+    until(lambda: instance.pid("agent") not in (None, before), within_s=60)
+    os.kill(program, signal.SIGKILL if with_program else signal.SIGCONT)
+    until(lambda: client.state(sandbox) in ("ready", "failed"), within_s=90, what=instance.last_words)
+    assert client.state(sandbox) == "ready", client.get(sandbox)
+    assert instance.exec(sandbox, "/bin/busybox", "sha256sum", "/big").split()[0] == hashlib.sha256(content).hexdigest()
+    assert not [path.name for path in trees.iterdir() if path.name.startswith((".unfinished", ".doomed", ".lock"))]
+    assert instance.json("image", "verify", "--json") == {"problems": []}
+    instance.run("sandbox", "rm", sandbox)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 from collections import Counter
@@ -23,6 +24,9 @@ from atoll.images.policy import BLOBS_MIB_MAX, SIZE_MIB_MAX, Policy, load
 from atoll.images.trust import Trust
 
 DOOMED: Final = ".doomed-"
+UNFINISHED: Final = ".unfinished-"
+LOCK: Final = ".lock-"
+"""As `atoll-io` names them (`native/internal/images/cache.go`)."""
 
 Objects = Callable[[], Mapping[str, Any]]
 """Where images are fetched from, as `Carrier.fetch` is told; it may hold a credential, so it is read each time."""
@@ -177,10 +181,27 @@ class Unpacking:
         return doomed
 
     def sweep(self) -> None:
-        """Finish removals that were cut short; blocks. What is being unpacked is under its lock and stays."""
+        """Finish removals that were cut short, and remove what killed runs left of images that nobody may want again; blocks.
+
+        What is being unpacked is under its lock and stays.
+        """
         place = self.directory / OWN
-        for path in place.glob(f"{DOOMED}*") if place.is_dir() else ():
+        if not place.is_dir():
+            return
+        for path in place.glob(f"{DOOMED}*"):
             shutil.rmtree(path, ignore_errors=True)
+        for name in {path.name.removeprefix(prefix) for prefix in (UNFINISHED, LOCK) for path in place.glob(f"{prefix}*")}:
+            _remove_unfinished(place, name)
+
+
+def _remove_unfinished(place: Path, name: str) -> None:
+    """Unless a program still makes it: one whose agent was killed goes on. The lock is as in `native/internal/images/lock.go`."""
+    lock = place / f"{LOCK}{name}"
+    with contextlib.suppress(OSError), os.fdopen(os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), lock.lstat()):
+            shutil.rmtree(place / f"{UNFINISHED}{name}", ignore_errors=True)
+            lock.unlink()
 
 
 def _used_at(image: CachedImage) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -121,6 +122,24 @@ def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path) -> None:
     assert list(ImageCache(tmp_path / "shared", tmp_path).all()) == []
     unpacking.sweep()
     assert list((tmp_path / "sha256").iterdir()) == []
+
+
+def test_what_killed_runs_left_goes_and_what_is_being_made_stays(tmp_path: Path) -> None:
+    place = tmp_path / "sha256"
+    for name in ("abandoned", "working"):
+        (place / f".unfinished-{name}" / "rootfs").mkdir(parents=True)
+    (place / ".unfinished-unlocked").mkdir()
+    for name in ("abandoned", "working", "not-begun"):
+        (place / f".lock-{name}").touch()
+    (place / ".lock-a-link").symlink_to(tmp_path / "elsewhere")
+    whole = make(tmp_path, ONE)
+    with (place / ".lock-working").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        Unpacking(Maker(), tmp_path).sweep()
+        assert {path.name for path in place.iterdir()} == {".unfinished-working", ".lock-working", ".lock-a-link", whole.name}
+    assert not (tmp_path / "elsewhere").exists()
+    Unpacking(Maker(), tmp_path).sweep()
+    assert {path.name for path in place.iterdir()} == {".lock-a-link", whole.name}
 
 
 async def test_blobs_that_nothing_needs_go(tmp_path: Path) -> None:
