@@ -154,7 +154,8 @@ class Unpacking:
         total = sum(image.own_bytes for image in own)
         removed: list[str] = []
         for image in sorted(own, key=_used_at):
-            if total <= policy.trees_mib_max << 20:
+            # At 0 all goes: also what shares every byte with another, and so counts for nothing.
+            if policy.trees_mib_max and total <= policy.trees_mib_max << 20:
                 break
             # No await from here to the rename: nobody can pin the image, look it up and note its use in between.
             if image.digest in policy.pins or image.digest in self._pins or image.digest in in_use():

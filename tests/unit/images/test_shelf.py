@@ -86,6 +86,15 @@ async def test_prune_spares_what_is_used_pinned_or_about_to_be_used(host: Host) 
     assert [one["digest"] for one in (await do(host, "prune", all=True))["images"]] == [ONE, TWO], "used longest ago first"
 
 
+async def test_all_goes_also_what_shares_every_byte(host: Host) -> None:
+    for digest in (ONE, TWO, THREE):
+        manifest = host.path / "own" / "sha256" / digest.removeprefix("sha256:") / "manifest.json"
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "own_bytes": 0}))
+    assert (await do(host, "prune"))["images"] == []
+    assert {one["digest"] for one in (await do(host, "prune", all=True))["images"]} == {ONE, TWO, THREE}
+    assert host.has() == set()
+
+
 async def test_a_limit_holds_from_the_next_collection_on(host: Host) -> None:
     make(host.path / "own", "sha256:" + "4" * 64, body="x" * (2 << 20))
     assert (await do(host, "limit", trees_mib=1)) == {"treesMib": 1, "blobsMib": policy.BLOBS_MIB_MAX}
