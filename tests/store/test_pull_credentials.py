@@ -25,8 +25,10 @@ from atoll.control.builds.workshop import SandboxWorkshop
 from atoll.control.imports import Imports
 from atoll.control.service import Caller
 from atoll.domain.tenancy import Team
+from atoll.images.artifacts import Folder
 from atoll.images.assembling import is_whole
 from atoll.images.carrier import Carrier
+from atoll.images.library import Library
 from atoll.store.engine import Store
 from tests.builders import NOW, client
 from tests.e2e import oci
@@ -111,8 +113,9 @@ def serving(hub: Hub) -> Iterator[str]:
 
 
 def workshop(store: Store, place: Path, address: str) -> SandboxWorkshop:
-    carrier = Carrier(PROGRAM, place / "images")
-    part = Imports(store=store, clock=Still(), dice=os.urandom, carrier=carrier, uploads=place / "uploads")  # type: ignore[arg-type]
+    images = place / "images"
+    carrier, library = Carrier(PROGRAM, images), Library(images, Folder(images), Still().now)
+    part = Imports(store=store, clock=Still(), dice=os.urandom, carrier=carrier, uploads=place / "uploads", library=library)  # type: ignore[arg-type]
     nothing = cast("Any", None)
     amazon = Amazon(Still(), endpoint=lambda _region: f"http://{address}")  # type: ignore[arg-type]
     return SandboxWorkshop(nothing, part, nothing, nothing, 60.0, amazon)
