@@ -26,7 +26,8 @@ def name(product: Product) -> Iterator[str]:
 
 
 def push(product: Product, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {**os.environ, **product.environment, **environment}
+    # Named outright: whoever runs the tests may have another instance in the environment.
+    kept = {**os.environ, **product.environment, "ATOLL_API_URL": product.url, "ATOLL_API_KEY": product.key, **environment}
     return subprocess.run([ATOLL, "template", "push", *words], env=kept, capture_output=True, text=True, timeout=300, check=False)
 
 
