@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.images.bucket import BucketSettings
+from atoll.images.bucket_settings import BucketSettings
 
 PROGRAM = Path(__file__).resolve().parents[2] / "build" / "tools" / "versitygw"
 BUCKET = "atoll"

@@ -83,7 +83,7 @@ from atoll.telemetry.otlp import Export
 from atoll.wire.registry import signing_key
 
 if TYPE_CHECKING:
-    from atoll.images.bucket import BucketSettings
+    from atoll.images.bucket_settings import BucketSettings
 
 LOG = get_logger()
 

@@ -13,7 +13,6 @@ import json
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +23,7 @@ from obstore.store import S3Store
 
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.images.artifacts import DOCUMENT_BYTES_MAX, Info, check, missing
+from atoll.images.bucket_settings import BucketSettings
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -34,22 +34,6 @@ RETRY_S: Final = 20.0
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 300.0
 _FIELDS: Final = frozenset({"access_key_id", "secret_access_key", "session_token"})
-
-
-@dataclass(frozen=True, slots=True)
-class BucketSettings:
-    """Where the bucket is, and how it is spoken to."""
-
-    bucket: str
-    region: str = "us-east-1"
-    endpoint: str | None = None
-    """`https://HOST[:PORT]`; None: Amazon's of the region."""
-    prefix: str = ""
-    credentials: Path | None = None
-    """JSON with access_key_id, secret_access_key and maybe session_token, which only control's user reads; None: the environment."""
-    path_style: bool = True
-    """`ENDPOINT/BUCKET/KEY`, as servers want it that have one name; False: `BUCKET.ENDPOINT/KEY`."""
-    plain_http: bool = False
 
 
 class Bucket:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.images.whole import write_whole
 
 FILE: Final = "image-cache.json"
 SIZE_MIB_MAX: Final = 50 * 1024
@@ -40,13 +39,4 @@ def load(path: Path) -> Policy:
 def save(path: Path, policy: Policy) -> None:
     """Whole or not at all."""
     content = json.dumps({**asdict(policy), "pins": sorted(policy.pins)}, indent=1).encode() + b"\n"
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, content)

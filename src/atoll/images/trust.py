@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.domain.spec import Spec
+from atoll.images.whole import write_whole
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 from atoll.wire import manifests
@@ -170,13 +170,4 @@ def keep_keys(directory: Path, keys: KeySet) -> None:
 
 def _whole(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, content)

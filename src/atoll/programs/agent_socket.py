@@ -8,39 +8,21 @@ import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final
 
 from atoll.agent.agent import Agent
 from atoll.agent.report import of_records
-from atoll.telemetry import events
-from atoll.telemetry.log import get_logger
+from atoll.programs import root_socket
 
 ASK_S: Final = 3.0
 _ANSWER_MAX: Final = 16 << 20
 
-log = get_logger()
 
-
-@contextlib.asynccontextmanager
-async def serving(path: Path, agent: Agent) -> AsyncIterator[None]:
-    """Answer while inside. An agent that cannot listen works all the same."""
-    path.unlink(missing_ok=True)
-    before = os.umask(0o177)
-    try:
-        server = await asyncio.start_unix_server(lambda _reader, writer: _answer(writer, agent), str(path))
-    except OSError as error:
-        log.warning(events.CHECK_FAILED, check="agent.socket", detail=f"{path}: {error}")
-        server = None
-    finally:
-        os.umask(before)
-    try:
-        yield
-    finally:
-        if server is not None:
-            server.close()
-            path.unlink(missing_ok=True)
+def serving(path: Path, agent: Agent) -> AbstractAsyncContextManager[None]:
+    """Answer while inside."""
+    return root_socket.serving(path, lambda _reader, writer: _answer(writer, agent), check="agent.socket")
 
 
 async def _answer(writer: asyncio.StreamWriter, agent: Agent) -> None:

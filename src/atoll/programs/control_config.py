@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.errors import Code, Refused
+from atoll.images.bucket_settings import BucketSettings
 from atoll.programs.files import write_whole
 from atoll.programs.layout import Layout
 
@@ -50,20 +51,6 @@ NO_REGISTRIES: Final = Registries()
 
 
 @dataclass(frozen=True, slots=True)
-class Artifacts:
-    """Where images and uploads are kept: a bucket of S3, or of what speaks like it."""
-
-    bucket: str
-    region: str = "us-east-1"
-    endpoint: str | None = None
-    prefix: str = ""
-    credentials: Path | None = None
-    """JSON with access_key_id and secret_access_key, for control's user alone; None: the environment of control's process."""
-    path_style: bool = True
-    plain_http: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ControlConfig:
     """The file, or what holds without it."""
 
@@ -73,7 +60,7 @@ class ControlConfig:
     region: str = "local"
     auto_activate: bool = True
     registries: Registries = NO_REGISTRIES
-    artifacts: Artifacts | None = None
+    artifacts: BucketSettings | None = None
     """None: in control's own folder."""
 
 
@@ -126,7 +113,7 @@ def _registries(raw: Mapping[str, Any]) -> Registries:
     )
 
 
-def _artifacts(place: Layout, raw: Mapping[str, Any]) -> Artifacts | None:
+def _artifacts(place: Layout, raw: Mapping[str, Any]) -> BucketSettings | None:
     unknown = set(raw) - {"kind", "bucket", "region", "endpoint", "prefix", "credentials", "path_style", "plain_http"}
     if unknown:
         raise ValueError(f"[artifacts] has no {', '.join(sorted(unknown))}")
@@ -142,7 +129,7 @@ def _artifacts(place: Layout, raw: Mapping[str, Any]) -> Artifacts | None:
     if endpoint is not None and not endpoint.startswith("https://") and not (plain and endpoint.startswith("http://")):
         raise ValueError("[artifacts] endpoint is https://HOST[:PORT]; in clear only with plain_http = true")
     credentials = raw.get("credentials")
-    return Artifacts(
+    return BucketSettings(
         bucket=str(raw["bucket"]),
         region=str(raw.get("region", "us-east-1")),
         endpoint=endpoint,
@@ -200,7 +187,7 @@ def save(place: Layout, config: ControlConfig) -> None:
     write_whole(place.control_config, "\n".join(lines) + "\n", mode=0o644)
 
 
-def _artifacts_lines(place: Layout, kept: Artifacts | None) -> list[str]:
+def _artifacts_lines(place: Layout, kept: BucketSettings | None) -> list[str]:
     if kept is None:
         return []
     values: dict[str, str | bool] = {"kind": "s3", "bucket": kept.bucket, "region": kept.region}

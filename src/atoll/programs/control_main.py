@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from atoll.control.compose import Control, ControlSettings
     from atoll.control.peers import Line
     from atoll.control.wellknown import Joining
-    from atoll.images.bucket import BucketSettings
     from atoll.programs.secure import App
 
 NAME: Final = "control"
@@ -96,7 +95,7 @@ def settings(
         images=place.blobs,
         image_program=bin_directory() / "atoll-io",
         registries=decided.registries.options(),
-        bucket=_bucket(decided.artifacts),
+        bucket=decided.artifacts,
         inside=_inside(f"http://127.0.0.1:{config.port}"),
         bootstrap=place.bootstrap,
         boot_id=boot_id(),
@@ -107,23 +106,6 @@ def settings(
         line=line,
         machine=socket.gethostname()[:64],
         telemetry={name: value for name, value in os.environ.items() if name.startswith("OTEL_")},
-    )
-
-
-def _bucket(kept: control_config.Artifacts | None) -> BucketSettings | None:
-    if kept is None:
-        return None
-    # An instance without a bucket does without its library.
-    from atoll.images.bucket import BucketSettings
-
-    return BucketSettings(
-        bucket=kept.bucket,
-        region=kept.region,
-        endpoint=kept.endpoint,
-        prefix=kept.prefix,
-        credentials=kept.credentials,
-        path_style=kept.path_style,
-        plain_http=kept.plain_http,
     )
 
 

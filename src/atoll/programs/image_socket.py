@@ -5,42 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.images.shelf import Shelf
-from atoll.telemetry import events
-from atoll.telemetry.log import get_logger
+from atoll.programs import root_socket
 
 ASK_S: Final = 3600.0
 """All blobs may have to be read."""
 _BYTES_MAX: Final = 16 << 20
 
-log = get_logger()
 
-
-@contextlib.asynccontextmanager
-async def serving(path: Path, shelf: Shelf) -> AsyncIterator[None]:
-    """Answer while inside. An agent that cannot listen works all the same."""
-    path.unlink(missing_ok=True)
-    before = os.umask(0o177)
-    try:
-        server = await asyncio.start_unix_server(lambda reader, writer: _answer(reader, writer, shelf), str(path))
-    except OSError as error:
-        log.warning(events.CHECK_FAILED, check="image.socket", detail=f"{path}: {error}")
-        server = None
-    finally:
-        os.umask(before)
-    try:
-        yield
-    finally:
-        if server is not None:
-            server.close()
-            path.unlink(missing_ok=True)
+def serving(path: Path, shelf: Shelf) -> AbstractAsyncContextManager[None]:
+    """Answer while inside."""
+    return root_socket.serving(path, lambda reader, writer: _answer(reader, writer, shelf), check="image.socket")
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shelf: Shelf) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from atoll.base.errors import AtollError, Bug, Code, Refused, Unavailable
+from atoll.base.errors import AtollError, Bug, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.store.room import Room
 
 T = TypeVar("T")
@@ -82,6 +82,19 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+async def telling(writing: Awaitable[T], tell: Tell[T] | None, doubt: Doubt | None) -> T:
+    """What `writing` gives, told of as `Store.write` promises. *Errors*: its own."""
+    try:
+        result = await writing
+    except OutcomeUnknown:
+        if doubt is not None:
+            doubt()
+        raise
+    if tell is not None:
+        tell(result)
+    return result
 
 
 Observer = Callable[[int, float, str | None], None]

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Unavailable
 from atoll.base.ids import Dice
 from atoll.store import hints
-from atoll.store.engine import Doubt, Stale, Tell, Work
+from atoll.store.engine import Doubt, Stale, Tell, Work, telling
 from atoll.store.hints import Hints, Told
 from atoll.store.postgres_hints import Line
 
@@ -69,7 +69,7 @@ class PostgresStore:
         """
         if self._closed:
             raise Unavailable(Code.STORE_UNAVAILABLE, "the store is closed")
-        writing = asyncio.ensure_future(self._heard(work, tell, doubt))
+        writing = asyncio.ensure_future(telling(self._write(work), tell, doubt))
         self._writing.add(writing)
         writing.add_done_callback(self._written)
         # Shielded: a caller that is cancelled does not cut off a decision that may already be on disk.
@@ -80,17 +80,6 @@ class PostgresStore:
         if not writing.cancelled():
             # Whoever waited may have gone, and an error that nobody takes would be reported as one of this program's.
             writing.exception()
-
-    async def _heard(self, work: Work[T], tell: Tell[T] | None, doubt: Doubt | None) -> T:
-        try:
-            result = await self._write(work)
-        except OutcomeUnknown:
-            if doubt is not None:
-                doubt()
-            raise
-        if tell is not None:
-            tell(result)
-        return result
 
     async def _write(self, work: Work[T]) -> T:
         for attempt in range(_TRIES):

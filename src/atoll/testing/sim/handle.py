@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from atoll.base.errors import Code, OutcomeUnknown, Unavailable
 from atoll.store import hints
-from atoll.store.engine import Doubt, Stale, Tell, Work
+from atoll.store.engine import Doubt, Stale, Tell, Work, telling
 from atoll.store.hints import EVERYTHING, NOTHING, Collected, Hints, Told
 from atoll.testing.sim.interleaving import Blocked, Late
 from atoll.testing.sim.process import Process
@@ -47,20 +47,9 @@ class Handle:
 
     async def write(self, work: Work[T], *, tell: Tell[T] | None = None, doubt: Doubt | None = None) -> T:
         """As Store.write. Whoever is cancelled does not undo what has been given to the store."""
-        writing = asyncio.ensure_future(self._told(work, tell, doubt))
+        writing = asyncio.ensure_future(telling(self._write(work), tell, doubt))
         writing.add_done_callback(_heard)
         return await asyncio.shield(writing)
-
-    async def _told(self, work: Work[T], tell: Tell[T] | None, doubt: Doubt | None) -> T:
-        try:
-            result = await self._write(work)
-        except OutcomeUnknown:
-            if doubt is not None:
-                doubt()
-            raise
-        if tell is not None:
-            tell(result)
-        return result
 
     async def _write(self, work: Work[T]) -> T:
         weather = self._database.weather
