@@ -9,6 +9,7 @@ import pytest
 
 from atoll.base.units import Vector
 from atoll.control.sessions import FRESH_S, LEASE_S
+from atoll.domain.command import Kind
 from atoll.domain.deployment import Deployment, DeploymentLimits
 from atoll.domain.host import LOST_AFTER_S
 from atoll.domain.placement import Observed
@@ -188,6 +189,47 @@ async def test_only_the_newest_poll_is_answered(world: World, agent: Agent) -> N
     assert await asyncio.wait_for(refused(parked), timeout=30) == "STALE_POLL"
     await world.accept()
     assert len((await asyncio.wait_for(newer, timeout=30)).commands) == 1
+
+
+async def test_a_poll_may_tell_only_what_is_new_since_one_that_was_taken_in(world: World, agent: Agent) -> None:
+    first = await world.accept()
+    command = await agent.wanted()
+    await agent.obey(command)
+    told = (await agent.poll()).told
+    assert told == agent.poll_seq
+    answer = await agent.poll(since=told, holds={}, end_revisions={})
+    assert (answer.commands, answer.ends, answer.told) == ([], [], agent.poll_seq)
+    # What is held no longer is wanted again; what is told of nothing is as it was.
+    second = await world.accept()
+    answer = await agent.poll(since=answer.told, holds={}, end_revisions={}, dropped=[command.placement_id])
+    assert {c.sandbox_id for c in answer.commands} == {first, second}
+
+
+@pytest.mark.parametrize("since", [0, 10_000])
+async def test_a_poll_that_builds_on_what_is_not_known_here_is_asked_for_the_whole(world: World, agent: Agent, since: int) -> None:
+    await agent.poll()
+    await world.accept()
+    answer = await agent.poll(since=since, holds={}, end_revisions={}, park_s=20.0)
+    assert (answer.commands, answer.told) == ([], None)
+    assert answer.lease_s > 0
+    # Not even what it was told before counts now.
+    assert (await agent.poll(since=agent.poll_seq - 1, holds={}, end_revisions={})).told is None
+    assert len((await agent.poll()).commands) == 1
+
+
+async def test_a_change_that_comes_after_a_poll_is_seen_by_the_next(world: World, agent: Agent) -> None:
+    """What is remembered of what is wanted follows each commit: ends, releases, other placements."""
+    sandbox_id = await world.accept()
+    command = await agent.wanted()
+    await agent.obey(command)
+    known = await agent.poll()
+    await world.call("POST", f"/sandboxes/{sandbox_id}/timeout", json={"timeout": 900})
+    answer = await agent.poll(since=known.told, holds={}, end_revisions={})
+    assert [end.placement_id for end in answer.ends] == [command.placement_id]
+    revisions = {command.placement_id: answer.ends[0].revision}
+    await world.call("DELETE", f"/v1/sandboxes/{sandbox_id}")
+    answer = await agent.poll(since=answer.told, holds={}, end_revisions=revisions)
+    assert [(c.kind, c.placement_id) for c in answer.commands] == [(Kind.ENSURE_ABSENT, command.placement_id)]
 
 
 async def test_a_poll_that_comes_late_is_stale(world: World, agent: Agent) -> None:

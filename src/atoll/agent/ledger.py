@@ -48,13 +48,11 @@ class Ledger:
         """The durable record."""
         return self._records.get(placement_id)
 
-    def holds(self) -> dict[str, int]:
-        """Placements that are not absent, with the highest desired revision accepted."""
-        return {r.placement_id: r.desired_revision for r in self._records.values() if not r.absent}
-
-    def end_revisions(self) -> dict[str, int]:
-        """Placements with the revision of the end that is enforced."""
-        return {r.placement_id: r.end.revision for r in self._records.values() if r.end is not None and not r.absent}
+    def held(self) -> dict[str, tuple[int, int]]:
+        """Placements that are not absent, with the highest desired revision accepted and the revision of the end that is enforced, or 0."""
+        return {
+            r.placement_id: (r.desired_revision, r.end.revision if r.end is not None else 0) for r in self._records.values() if not r.absent
+        }
 
     def tombstones(self) -> list[str]:
         """Absent placements that control has not confirmed."""

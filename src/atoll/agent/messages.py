@@ -1,17 +1,15 @@
 """Messages: what goes into one poll, within the limits of the protocol. Pure.
 
-Theory of operation. Observations come first, because control waits for them; then ends, tombstones and holds, which are repeated with
-every poll: when they don't all fit, each poll carries the next part of them. Leaving one out says nothing: control takes nothing for
-absent because it was not mentioned.
+Theory of operation. Observations come first, because control waits for them; then tombstones, which are repeated with every poll, and what
+is held (`telling.py`): when they don't all fit, each poll carries the next part of them. Leaving one out says nothing: control takes
+nothing for absent because it was not mentioned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
-
-V = TypeVar("V")
+from typing import Final
 
 OVERHEAD_BYTES: Final = 24
 """Quotes, colon, comma and digits around an id."""
@@ -43,9 +41,3 @@ def part_of(items: Sequence[str], window: Window, *, bytes_max: int) -> tuple[li
         taken.append(item)
     window.offset = (begin + len(taken)) % len(items)
     return taken, size
-
-
-def share_of(mapping: Mapping[str, V], window: Window, *, bytes_max: int) -> tuple[dict[str, V], int]:
-    """`part_of` for a mapping."""
-    keys, size = part_of(list(mapping), window, bytes_max=bytes_max)
-    return {key: mapping[key] for key in keys}, size

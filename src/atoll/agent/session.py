@@ -34,10 +34,11 @@ from atoll.agent.inventory import UNRECORDED, Quarantine
 from atoll.agent.journal import Journal, answer_epoch
 from atoll.agent.leases import Deadlines, rule_of
 from atoll.agent.ledger import Ledger
-from atoll.agent.messages import Window, part_of, share_of
+from atoll.agent.messages import Window, part_of
 from atoll.agent.outbox import Outbox
 from atoll.agent.record import EndedBy, EndRule, Goal, ending, goal
 from atoll.agent.settling import Settling
+from atoll.agent.telling import Telling
 from atoll.agent.transport import Transport
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
@@ -152,7 +153,8 @@ class Session:
         self._proof = 0
         self._lost = False
         self._bytes_max = MESSAGE_BYTES_MAX
-        self._windows = (Window(), Window(), Window())
+        self._tombstones = Window()
+        self._telling = Telling(clock)
         self._settling = Settling(host.ledger, host.quarantine, clock, self._give_account)
         self._failures = Backoff(dice, first_s=0.05, most_s=2.0)
         self._haste = Backoff(dice, first_s=0.02, most_s=1.0)
@@ -181,7 +183,9 @@ class Session:
             answer = await self._transport.poll(message)
         except BaseException:
             self._host.outbox.lost(message.observations)
+            self._telling.lost()
             raise
+        self._telling.answered(answer.told)
         self._host.outbox.landed(message.observations, answer.acknowledged)
         news = await self._take(answer, sent_boot) or bool(message.observations)
         await self._bury(confirmed)
@@ -197,11 +201,9 @@ class Session:
         host = self._host
         observations = host.outbox.take(bytes_max=min(OBSERVATION_BYTES_MAX, self._bytes_max // 2))
         room = self._bytes_max - ENVELOPE_BYTES - sum(len(o.model_dump_json()) + 1 for o in observations)
-        ends, size = share_of(host.ledger.end_revisions(), self._windows[0], bytes_max=max(0, room))
-        room -= size
         unconfirmed = [one for one in host.ledger.tombstones() if one not in self._confirmed]
-        tombstones, size = part_of(unconfirmed, self._windows[1], bytes_max=max(0, room))
-        holds, _ = share_of(host.ledger.holds(), self._windows[2], bytes_max=max(0, room - size))
+        tombstones, size = part_of(unconfirmed, self._tombstones, bytes_max=max(0, room // 2))
+        word = self._telling.compose(host.ledger.held(), bytes_max=max(0, room - size))
         earlier = self._run.earlier
         first = not self.established.is_set()
         return Poll(
@@ -214,11 +216,13 @@ class Session:
             facts=self._config.facts,
             health=health,
             observations=observations,
-            holds=holds,
-            end_revisions=ends,
+            since=word.since,
+            holds=word.holds,
+            end_revisions=word.end_revisions,
+            dropped=word.dropped,
             tombstones=tombstones,
             sent_at=self._clock.now(),
-            park_s=0.0 if first or self._lost or host.outbox.more() else self._park_s(health),
+            park_s=0.0 if first or self._lost or word.more or host.outbox.more() else self._park_s(health),
         )
 
     def _park_s(self, health: HostHealth) -> float:

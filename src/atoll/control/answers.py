@@ -13,6 +13,7 @@ from typing import Final
 from atoll.base.errors import Code, Refused
 from atoll.control.captures import Captures
 from atoll.control.consoles import Consoles
+from atoll.control.holdings import Held, Wants
 from atoll.control.orders import Orders
 from atoll.control.peers import Peers
 from atoll.control.settling import settled
@@ -39,15 +40,16 @@ class Answers:
     consoles: Consoles
     captures: Captures | None
     peers: Peers | None
+    wants: Wants
     incarnation: str
 
     async def make(
-        self, host: Host, poll: wire.Poll, acknowledged: dict[str, int], *, received_at: float, lease_s: float
+        self, host: Host, poll: wire.Poll, held: Held, acknowledged: dict[str, int], *, received_at: float, lease_s: float
     ) -> wire.PollAnswer:
-        """The answer to this poll as of now. *Errors*: Refused STALE_AGENT_EPOCH, STALE_POLL when the host's row has a newer word; Unavailable
+        """The answer to this poll as of now; `held`: what was told until then. *Errors*: Refused STALE_AGENT_EPOCH, STALE_POLL when the host's row has a newer word; Unavailable
         CONTROL_UNAVAILABLE when the store has begun another life.
         """
-        session, wanted = await self.store.read(lambda conn: (hosts.session(conn, host.id), hosts.wanted(conn, host.id)))
+        session, wanted = await self.wants.of(host.id)
         if session.incarnation != self.incarnation:
             raise restoring.outlived()
         if session.epoch != poll.epoch:
@@ -57,20 +59,21 @@ class Answers:
             raise Refused(Code.STALE_POLL, "a newer poll of this session has come to another replica")
         if not settled(poll, self.incarnation):
             return wire.PollAnswer(lease_s=lease_s, incarnation=self.incarnation, acknowledged=acknowledged)
-        wanted_ids = {w.placement_id for w in wanted}
-        asked = [p for p in dict.fromkeys((*poll.tombstones, *poll.holds, *poll.health.quarantined)) if p not in wanted_ids]
+        holds, ends = held.holds, held.ends
+        strange = holds.keys() - wanted.keys()
+        asked = [p for p in dict.fromkeys((*poll.tombstones, *sorted(strange), *poll.health.quarantined)) if p not in wanted]
+        behind = [p for p, w in wanted.items() if holds.get(p, 0) < w.desired_revision]
+        late = [p for p, w in wanted.items() if ends.get(p, 0) < w.end_revision]
         gone, unknown = await self.store.read(lambda conn: hosts.gone_or_unknown(conn, host.id, asked))
-        behind = [w.placement_id for w in wanted if poll.holds.get(w.placement_id, 0) < w.desired_revision]
         # What control has fenced and the agent still has must go; it grants nothing any more.
-        behind += sorted(p for p, revision in gone.items() if poll.holds.get(p, revision) < revision)
-        behind += sorted(p for p in poll.health.quarantined if p in gone and p not in poll.holds)
-        late = {w.placement_id for w in wanted if poll.end_revisions.get(w.placement_id, 0) < w.end_revision}
-        late = set(sorted(late)[:ENDS_PER_POLL_MAX])
-        answer = wire.PollAnswer(lease_s=lease_s, incarnation=self.incarnation, acknowledged=acknowledged)
-        await self._fill(answer, poll, behind[: wire.COMMANDS_PER_POLL_MAX], late, gone=gone, received_at=received_at)
+        behind += sorted(p for p, revision in gone.items() if holds.get(p, revision) < revision)
+        behind += sorted(p for p in poll.health.quarantined if p in gone and p not in holds)
+        answer = wire.PollAnswer(lease_s=lease_s, incarnation=self.incarnation, acknowledged=acknowledged, told=held.taken)
+        late_now = set(sorted(late)[:ENDS_PER_POLL_MAX])
+        await self._fill(answer, poll, behind[: wire.COMMANDS_PER_POLL_MAX], late_now, gone=gone, received_at=received_at)
         tombstones = set(poll.tombstones)
         answer.forget.extend(sorted(p for p in tombstones if p in gone or p in unknown)[:FORGET_PER_POLL_MAX])
-        answer.unknown.extend(sorted(p for p in poll.holds if p in unknown and p not in tombstones)[:UNKNOWN_PER_POLL_MAX])
+        answer.unknown.extend(sorted(p for p in strange if p in unknown and p not in tombstones)[:UNKNOWN_PER_POLL_MAX])
         answer.collect.extend(self.consoles.wanted(host.id))
         if self.captures is not None:
             answer.collect.extend(self.captures.wanted(host.id, poll.epoch, wire.COMMANDS_PER_POLL_MAX - len(answer.collect)))

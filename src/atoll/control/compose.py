@@ -38,6 +38,7 @@ from atoll.control.ends import Ends
 from atoll.control.enrollment import Enrollment
 from atoll.control.facade import Facade
 from atoll.control.giving import Giving
+from atoll.control.holdings import Wants
 from atoll.control.hosts import Hosts
 from atoll.control.hub import Hub
 from atoll.control.imports import Imports
@@ -198,6 +199,7 @@ class Control:
             directory=directory,
             routes=self._routes,
             ends=Ends(moved=lambda moved: shared.tell(Hints(ends=moved))) if shared is not None else Ends(),
+            wants=Wants(store, clock),
             deadlines=asyncio.Event(),
             meter=meter,
         )

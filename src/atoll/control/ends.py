@@ -12,13 +12,13 @@ class Ends:
 
     def __init__(self, moved: Callable[[frozenset[str]], None] = lambda _: None) -> None:
         self._moved = moved
-        self._known: dict[str, dict[str, int]] = {}
+        self._known: dict[str, Mapping[str, int]] = {}
         self._waiting: defaultdict[str, set[tuple[int, asyncio.Event]]] = defaultdict(set)
 
-    def heard(self, host_id: str, revisions: Mapping[str, int]) -> None:
-        """A poll's word."""
+    def heard(self, host_id: str, revisions: Mapping[str, int], *, known: Mapping[str, int]) -> None:
+        """A poll's word. `known`: where all that its host's agent has said is kept; called before `revisions` are in it."""
         before = self._known.get(host_id, {})
-        self._known[host_id] = dict(revisions)
+        self._known[host_id] = known
         moved = frozenset(f"{name}:{revision}" for name, revision in revisions.items() if 0 < before.get(name, 0) < revision)
         if moved:
             self._moved(moved)

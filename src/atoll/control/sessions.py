@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import sqlalchemy as sa
@@ -29,6 +29,7 @@ from atoll.control.consoles import Consoles
 from atoll.control.deliveries import Deliveries
 from atoll.control.directory import Directory
 from atoll.control.enrollment import facts_of
+from atoll.control.holdings import Held
 from atoll.control.hub import Hub
 from atoll.control.inspection import Findings, Inspection
 from atoll.control.loops.fencing import Fencing
@@ -69,6 +70,7 @@ class _Session:
     """Set when a newer poll arrives: the parked one ends."""
     unknown: frozenset[str] = frozenset()
     """What the agent was told that control has no row for: said again with each answer, but no news any more."""
+    held: Held = field(default_factory=Held)
 
 
 class Sessions:
@@ -102,7 +104,9 @@ class Sessions:
         self._fencing = fencing
         self._incarnation = incarnation
         self._settling = Settling(reconciler, clock, incarnation)
-        self._answers = Answers(store=store, orders=orders, consoles=consoles, captures=captures, peers=peers, incarnation=incarnation)
+        self._answers = Answers(
+            store=store, orders=orders, consoles=consoles, captures=captures, peers=peers, wants=reconciler.wants, incarnation=incarnation
+        )
         self._deliveries = Deliveries(store, clock, reconciler, orders)
         self._inspection = Inspection(stepped_s)
         self._sessions: dict[str, _Session] = {}
@@ -135,13 +139,18 @@ class Sessions:
             session.newest.set()
         session.newest, session.poll_seq = overtaken, poll.poll_seq
         lease_s = await self._renew(host, poll, session, findings)
-        self._reconciler.ends.heard(host.id, poll.end_revisions)
+        if overtaken.is_set():
+            raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
+        self._reconciler.ends.heard(host.id, poll.end_revisions, known=session.held.ends)
+        known = session.held.take(poll)
         acknowledged, _ = await self.hear(host, poll.observations, epoch=poll.epoch)
+        if not known:
+            return wire.PollAnswer(lease_s=lease_s, incarnation=self._incarnation, acknowledged=acknowledged)
         with self._hub.work_for(host.id) as work:
             until = self._clock.boot() + poll.park_s
             while True:
                 work.clear()
-                answer = await self._answers.make(host, poll, acknowledged, received_at=received_at, lease_s=lease_s)
+                answer = await self._answers.make(host, poll, session.held, acknowledged, received_at=received_at, lease_s=lease_s)
                 if overtaken.is_set():
                     raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
                 left = until - self._clock.boot()

@@ -37,6 +37,11 @@ _WANTED: Final = Prepared(
     .where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), HOLDS)
     .order_by(PLACEMENTS.c.created_at)
 )
+_WANTED_OF: Final = Prepared(
+    sa.select(PLACEMENTS.c.id, PLACEMENTS.c.sandbox_id, PLACEMENTS.c.desired_revision, SANDBOXES.c.end_revision)
+    .join(SANDBOXES, SANDBOXES.c.id == PLACEMENTS.c.sandbox_id)
+    .where(PLACEMENTS.c.id == sa.bindparam("of_id"), PLACEMENTS.c.host_id == sa.bindparam("host_id"), HOLDS)
+)
 _MANY: Final = tuple(f"id{number}" for number in range(16))
 """As many at once as an answer has commands; prepared statements have no lists."""
 _PLACEMENTS: Final = Prepared(sa.select(PLACEMENTS).where(PLACEMENTS.c.id.in_([sa.bindparam(name) for name in _MANY])))
@@ -240,6 +245,12 @@ class OnHost:
 def wanted(conn: sa.Connection, host_id: str) -> Sequence[OnHost]:
     """Every placement of the host that still holds something."""
     return [OnHost(*row.values()) for row in _WANTED.all(conn, {"host_id": host_id})]
+
+
+def wanted_of(conn: sa.Connection, host_id: str, placement_ids: Sequence[str]) -> Sequence[OnHost]:
+    """As `wanted`, of these placements."""
+    found = (_WANTED_OF.first(conn, {"of_id": placement_id, "host_id": host_id}) for placement_id in placement_ids)
+    return [OnHost(*row.values()) for row in found if row is not None]
 
 
 def load_many(conn: sa.Connection, placement_ids: Sequence[str]) -> Sequence[tuple[Placement, Sandbox]]:

@@ -195,10 +195,15 @@ class Poll(Message):
     facts: HostFacts
     health: HostHealth
     observations: list[Observation] = Field(default_factory=list, max_length=OBSERVATIONS_PER_MESSAGE_MAX)
+    since: int | None = None
+    """The earlier poll that control has taken in (`PollAnswer.told`): `holds`, `end_revisions` and `dropped` are what has changed since.
+    None: they are the whole, or as much of it as fits."""
     holds: dict[str, int] = Field(default_factory=dict)
-    """placement_id → highest desired_revision accepted, for every placement in the agent's database that is not absent."""
+    """placement_id → highest desired_revision accepted, for placements in the agent's database that are not absent."""
     end_revisions: dict[str, int] = Field(default_factory=dict)
-    """placement_id → revision of the end that the agent enforces."""
+    """placement_id → revision of the end that the agent enforces; one that `holds` names and this does not has none."""
+    dropped: list[str] = Field(default_factory=list)
+    """Placements that are held no longer."""
     tombstones: list[str] = Field(default_factory=list)
     """Absent placements that control has not confirmed yet."""
     sent_at: float | None = None
@@ -295,6 +300,8 @@ class PollAnswer(Message):
     """Consoles that somebody wants to read now; not repeated, a lost one is asked for again by its reader."""
     incarnation: str
     """Of the store; raised by a restore from backup."""
+    told: int | None = None
+    """The `poll_seq` up to which control knows what the host holds; None: the next poll tells the whole."""
 
 
 class Observe(Message):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.agent.backoff import Backoff
-from atoll.agent.messages import OVERHEAD_BYTES, Window, part_of, share_of
+from atoll.agent.messages import OVERHEAD_BYTES, Window, part_of
 from atoll.agent.outbox import Outbox
 from atoll.agent.record import Record
 from atoll.domain.command import Kind
@@ -102,7 +102,6 @@ def test_repeated_parts_fit_and_all_get_their_turn(count, room):
 
 def test_everything_fits_in_order():
     assert part_of(["b", "a"], Window(5), bytes_max=1000)[0] == ["b", "a"]
-    assert share_of({"b": 1, "a": 2}, Window(), bytes_max=1000)[0] == {"b": 1, "a": 2}
 
 
 def test_pauses_double_within_their_limits():

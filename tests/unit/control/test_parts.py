@@ -79,13 +79,13 @@ async def test_nothing_is_kept_of_who_has_gone() -> None:
 
 async def test_an_end_counts_when_its_agent_says_so() -> None:
     ends = Ends()
-    ends.heard("hst_a", {"plc_1": 2})
+    ends.heard("hst_a", {"plc_1": 2}, known={"plc_1": 2})
     assert await ends.told("plc_1", 2, timeout_s=0)
     assert not await ends.told("plc_1", 3, timeout_s=0.01)
     waiting = asyncio.create_task(ends.told("plc_1", 3, timeout_s=5))
     await asyncio.sleep(0)
-    ends.heard("hst_b", {"plc_2": 9})
-    ends.heard("hst_a", {"plc_1": 4})
+    ends.heard("hst_b", {"plc_2": 9}, known={"plc_2": 9})
+    ends.heard("hst_a", {"plc_1": 4}, known={"plc_1": 4})
     assert await waiting
     assert not ends._waiting
 

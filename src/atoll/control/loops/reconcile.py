@@ -22,6 +22,7 @@ from atoll.base.ids import Dice, HostId, PlacementId, Prefix, new_id
 from atoll.base.units import Vector
 from atoll.control.directory import Directory
 from atoll.control.ends import Ends
+from atoll.control.holdings import Wants
 from atoll.control.hub import Hub
 from atoll.control.metering import Meter
 from atoll.domain.operations import Act
@@ -61,6 +62,7 @@ class Reconciler:
     directory: Directory
     routes: RouteSink
     ends: Ends
+    wants: Wants
     deadlines: asyncio.Event
     """Set when a deadline may have become the next one."""
     meter: Meter = field(default_factory=Meter)
@@ -188,7 +190,10 @@ class Reconciler:
             self.directory.use(host_id, sum_of)
         placement = done.placement
         for one in (placement, *done.older):
-            if one is not None and (one.holding is Holding.NONE or one.applied_revision < one.desired_revision):
+            if one is None:
+                continue
+            self.wants.touched(one.host_id, one.id)
+            if one.holding is Holding.NONE or one.applied_revision < one.desired_revision:
                 self.hub.wake_host(one.host_id)
         self.routes.changed(done.sandbox, placement)
         self.hub.changed(done.sandbox)
