@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.agent.leases import HEAR_S
 from atoll.base.errors import Code
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
@@ -201,7 +202,53 @@ async def test_an_end_that_passed_while_no_agent_ran(world):
     world.skip(200)
     world.control.down = True
     world.boot()
+    await world.control.until(lambda: ("adopt", A) in world.machine.history)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things, "control was not given time to say that it has moved the end"
+    world.skip(HEAR_S)
     await world.control.until(lambda: world.machine.things == {})
+
+
+async def test_an_end_that_was_moved_while_no_agent_ran(world):
+    """Whoever moved it was told so: the agent hears control before it enforces what it knows."""
+    await started(world, A, remaining_s=100.0)
+    await world.kill()
+    world.skip(200)
+    world.control.end(A, revision=2, remaining_s=500.0)
+    world.boot()
+    await world.control.until(lambda: world.control.end_revision(A) == 2)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things
+    world.skip(501)
+    await world.control.until(lambda: world.machine.things == {})
+
+
+async def test_an_end_that_passed_while_no_agent_ran_waits_for_no_more_than_one_answer(world):
+    await started(world, A, remaining_s=100.0)
+    await world.kill()
+    world.skip(200)
+    world.boot()
+    await world.control.until(lambda: world.machine.things == {})
+
+
+@pytest.mark.parametrize("moved", [True, False])
+async def test_an_end_that_came_due_while_the_agent_was_stopped(world, moved):
+    """The answer to the poll that was out may have come meanwhile."""
+    await started(world, A, remaining_s=100.0)
+    world.control.down = True
+    if moved:
+        world.control.end(A, revision=2, remaining_s=500.0)
+    world.skip(200)
+    await asyncio.sleep(0.05)
+    assert A in world.machine.things
+    world.control.down = False
+    if moved:
+        await world.control.until(lambda: world.control.end_revision(A) == 2)
+        await asyncio.sleep(0.05)
+        assert A in world.machine.things
+    else:
+        world.skip(HEAR_S)
+        await world.control.until(lambda: world.machine.things == {})
 
 
 async def test_the_lease_outlives_the_run(world):

@@ -2,7 +2,9 @@
 
 Theory of operation. Everything is counted on CLOCK_BOOTTIME from when the request that brought it was *sent*: the answer can only be
 later, so the agent never counts too long, and steps of the wall clock move nothing. One sleeper waits for the nearest of all ends and
-the lease. When one is due, its decision goes to the journal first; the executor does the rest. A lease that has run out ends what its
+the lease. When one is due, its decision goes to the journal first; the executor does the rest. An end that came due while nobody could
+look (the agent was stopped, or begun anew) may have been moved meanwhile, and whoever moved it was told so: control is heard first, if it
+answers within HEAR_S. A lease that has run out ends what its
 spec says (`end`; `suspend` saves it, or freezes it where its driver cannot; `keep` stays), once; a later renewal revives nothing.
 """
 
@@ -20,6 +22,10 @@ from atoll.base.errors import Code
 from atoll.domain.spec import OnEnd, OnLeaseExpiry
 from atoll.wire.agent import End
 
+OVERDUE_S: Final = 2.0
+"""An end that is found later than this came due while nobody looked."""
+HEAR_S: Final = 10.0
+"""How long such an end waits for control's word."""
 _SLACK: Final = 64
 
 Decide = Callable[[str, Callable[[Record], Record | None]], None]
@@ -50,6 +56,9 @@ class Deadlines:
         self._current: dict[str, EndRule] = {}
         self.lease_until = lease_until
         self._expired = False
+        self._heard = -math.inf
+        """When the newest poll was sent whose answer is taken in."""
+        self._unsure_since: float | None = None
         for record in records:
             if record.end is not None and not record.absent:
                 self.watch(record.placement_id, record.end)
@@ -80,6 +89,17 @@ class Deadlines:
             self._alarm.poke()
         return self.lease_until
 
+    def heard(self, *, sent_boot: float) -> None:
+        """Everything that the answer to this poll says is taken in."""
+        self._heard = max(self._heard, sent_boot)
+        if self._unsure_since is not None:
+            self._alarm.poke()
+
+    @property
+    def unsure(self) -> bool:
+        """Whether an end waits for control's word."""
+        return self._unsure_since is not None
+
     @property
     def lapsed(self) -> bool:
         """Whether the lease has run out."""
@@ -98,12 +118,12 @@ class Deadlines:
     def enforce(self) -> None:
         """Decide everything that is due now."""
         now = self._clock.boot()
-        while self._heap and self._heap[0][0] <= now:
+        while (first := self._first()) is not None and first[0] <= now and not self._waits_for_word(first[0], now):
             _, placement_id, revision = heapq.heappop(self._heap)
-            current = self._current.get(placement_id)
-            if current is not None and current.revision == revision:
-                del self._current[placement_id]
-                self._decide(placement_id, _reached(revision))
+            del self._current[placement_id]
+            self._decide(placement_id, _reached(revision))
+        if first is None or first[0] > now:
+            self._unsure_since = None
         if self.lapsed and not self._expired:
             self._expired = True
             for record in self._records:
@@ -112,14 +132,28 @@ class Deadlines:
 
     def _next(self) -> float | None:
         due = [] if self._expired or self.lease_until is None else [self.lease_until]
+        if self._unsure_since is not None:
+            due.append(self._unsure_since + HEAR_S)
+        elif (first := self._first()) is not None:
+            due.append(first[0])
+        return min(due, default=None)
+
+    def _first(self) -> tuple[float, str, int] | None:
+        """The nearest end that counts."""
         while self._heap:
-            at_boot, placement_id, revision = self._heap[0]
+            _, placement_id, revision = self._heap[0]
             current = self._current.get(placement_id)
             if current is not None and current.revision == revision:
-                due.append(at_boot)
-                break
+                return self._heap[0]
             heapq.heappop(self._heap)
-        return min(due, default=None)
+        return None
+
+    def _waits_for_word(self, at_boot: float, now: float) -> bool:
+        if now - at_boot <= OVERDUE_S or self._heard >= at_boot:
+            return False
+        if self._unsure_since is None:
+            self._unsure_since = now
+        return now < self._unsure_since + HEAR_S
 
 
 def _reached(revision: int) -> Callable[[Record], Record | None]:

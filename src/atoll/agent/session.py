@@ -222,7 +222,7 @@ class Session:
             dropped=word.dropped,
             tombstones=tombstones,
             sent_at=self._clock.now(),
-            park_s=0.0 if first or self._lost or word.more or host.outbox.more() else self._park_s(health),
+            park_s=0.0 if first or self._lost or word.more or host.outbox.more() or host.deadlines.unsure else self._park_s(health),
         )
 
     def _park_s(self, health: HostHealth) -> float:
@@ -249,6 +249,7 @@ class Session:
             log.warning(events.JOURNAL_REFUSED, code=error.code, message=error.message)
             await asyncio.sleep(1.0)
             return False
+        host.deadlines.heard(sent_boot=sent_boot)
         for wish in answer.collect:
             host.executor.spawn(self._collect(wish))
         return any(accepted) or ended or forgotten or bool(answer.collect)

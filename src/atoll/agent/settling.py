@@ -16,6 +16,7 @@ from atoll.agent.inventory import UNRECORDED, Quarantine
 from atoll.agent.ledger import Ledger
 from atoll.agent.record import Record
 from atoll.base.clock import Clock
+from atoll.domain.placement import Observed
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 from atoll.wire.agent import ACCOUNTS_PER_MESSAGE_MAX, Account, AccountsAnswer
@@ -93,6 +94,7 @@ def account_of(record: Record, *, boot: float) -> Account:
         nonce=blueprint.nonce if blueprint else None,
         ready=record.ready,
         observed=record.observed,
+        save_mode=record.save_mode if record.observed is Observed.SAVED else None,
         address=record.address,
         end_revision=record.end.revision if record.end else 0,
         remaining_s=max(0.0, record.end.at_boot - boot) if record.end else None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
-from atoll.domain.spec import Spec
+from atoll.domain.spec import SaveMode, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Account:
     nonce: str | None
     ready: bool = False
     observed: Observed = Observed.UNKNOWN
+    save_mode: SaveMode | None = None
+    """Of what is saved."""
     address: str | None = None
     end_revision: int = 0
     remaining_s: float | None = None

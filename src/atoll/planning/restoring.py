@@ -14,10 +14,12 @@ from typing import Final
 from atoll.base.errors import Code
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
 from atoll.domain import history as ev
+from atoll.domain import sandbox as sb
 from atoll.domain.account import Account
 from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Placement
-from atoll.domain.sandbox import TERMINAL, Sandbox, State
+from atoll.domain.sandbox import TERMINAL, Event, Sandbox, State
+from atoll.domain.spec import SaveMode
 from atoll.planning.stimuli import Facts, Note, Outcome
 
 
@@ -42,9 +44,27 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
         if account.remaining_s is not None and account.end_revision < sandbox.end_revision and sandbox.end_at > now:
             left_s = sandbox.end_at - now
         sandbox = replace(sandbox, end_at=now + left_s, end_revision=max(sandbox.end_revision, account.end_revision) + 1)
+    if sandbox.state is State.PAUSED and account.observed is Observed.SAVED:
+        return _saved_since(sandbox, placement, account, now)
     if placement is facts.placement and sandbox is facts.sandbox:
         return None
     return Outcome(sandbox, placement, ())
+
+
+def _saved_since(sandbox: Sandbox, placement: Placement, account: Account, now: float) -> Outcome:
+    """Paused on record, and its host has saved it since: to freeze it, it would have to be brought back, and there may be no room.
+
+    Its host's next word makes it suspended.
+    """
+    mode = account.save_mode or SaveMode.FULL
+    after = replace(sandbox, state=sb.step(sandbox.state, Event.SUSPEND), save_mode=mode, deadline_at=now + sandbox.spec.save_s)
+    wanted = replace(
+        placement,
+        desired=Kind.ENSURE_SUSPENDED,
+        desired_revision=max(placement.desired_revision, account.desired_revision + 1),
+        desired_reason=str(mode),
+    )
+    return Outcome(after, wanted, (Note(ev.SANDBOX_SUSPENDING, {"mode": mode.value}),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +174,7 @@ def _sandbox(account: Account, known: Sandbox | None, placement: Placement, *, n
         host_id=placement.host_id,
         placement_id=placement.id,
         unseen=known.unseen if known else 0,
+        save_mode=account.save_mode if rest else None,
         reason=str(Code.RELEASE_REQUESTED) if going else None,
         release_requested_at=now if going else None,
         deadline_at=deadlines.get(state),

@@ -354,6 +354,8 @@ class Account(Message):
     nonce: str | None = None
     ready: bool = False
     observed: Observed = Observed.UNKNOWN
+    save_mode: SaveMode | None = None
+    """Of what is saved."""
     address: str | None = None
     end_revision: int = 0
     remaining_s: float | None = None
@@ -372,6 +374,7 @@ class Account(Message):
             nonce=self.nonce,
             ready=self.ready,
             observed=self.observed,
+            save_mode=self.save_mode,
             address=self.address,
             end_revision=self.end_revision,
             remaining_s=self.remaining_s,

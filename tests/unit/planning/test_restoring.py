@@ -8,10 +8,12 @@ import pytest
 
 from atoll.domain.account import Account
 from atoll.domain.command import Kind
-from atoll.domain.placement import Holding, Observed, Placement
+from atoll.domain.placement import Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Sandbox, State
+from atoll.domain.spec import SaveMode
+from atoll.planning.reconcile import advance
 from atoll.planning.restoring import caught_up, found
-from atoll.planning.stimuli import Facts
+from atoll.planning.stimuli import Facts, Heard
 from tests.builders import NOW, placement, sandbox
 
 
@@ -65,3 +67,29 @@ def test_the_first_word_about_what_is_on_record_again_is_a_new_one(ready: bool) 
     assert made is not None
     assert made.placement.desired_revision == 5
     assert made.placement.applied_revision == (5 if ready else 0)
+
+
+def test_what_is_paused_on_record_and_saved_since_is_suspended() -> None:
+    """Frozen again it could only be by bringing it back, for which its host may have no room."""
+    of = sandbox(state=State.PAUSED, started_at=NOW - 100.0)
+    place = placement(
+        of, holding=Holding.PAUSED, observed=Observed.FROZEN, desired=Kind.ENSURE_PAUSED, desired_revision=2, applied_revision=2
+    )
+    said = account(
+        of, place, desired=Kind.ENSURE_SUSPENDED, desired_revision=3, ready=False, observed=Observed.SAVED, save_mode=SaveMode.FILES,
+        remaining_s=None, end_revision=0,
+    )  # fmt: skip
+    outcome = caught_up(Facts(of, place), said, now=NOW)
+    assert outcome is not None
+    assert (outcome.sandbox.state, outcome.sandbox.save_mode) == (State.SUSPENDING, SaveMode.FILES)
+    assert outcome.placement is not None
+    assert (outcome.placement.holding, outcome.placement.desired, outcome.placement.desired_revision) == (
+        Holding.PAUSED,
+        Kind.ENSURE_SUSPENDED,
+        4,
+    )
+    seen = Report(seq=9, observed=Observed.SAVED, generation=place.generation, applied_revision=4, save_mode=SaveMode.FILES)
+    heard = advance(Facts(outcome.sandbox, outcome.placement), Heard(seen), now=NOW + 1.0)
+    assert heard is not None
+    assert heard.placement is not None
+    assert (heard.sandbox.state, heard.placement.holding) == (State.SUSPENDED, Holding.SAVED)

@@ -122,6 +122,8 @@ def _may_be_gone(world: World, sandbox_id: str) -> bool:
     promise = world.clients.book.of(sandbox_id, None)
     if promise is None or promise.released or promise.earliest <= world.loop.time() + EARLY_S:
         return True
+    if host.name in world.history.lost_disk:
+        return True
     return placement_id in world.history.ended or host.was_unheard() or host.identity.host_id in world.history.fenced or host.fenced
 
 
