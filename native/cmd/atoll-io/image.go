@@ -20,13 +20,14 @@ const imageUsage = `usage: atoll-io image COMMAND [options]
 commands:
   pull --store DIR --source SOURCE [--platform OS/ARCH] [--options FILE]
                                           have an image's blobs in the store
-  fetch --store DIR --image DIGEST --options FILE
-                                          have an image of an object store in the store
+  fetch --store DIR --image DIGEST --options FILE [--documents]
+                                          have an image of an object store in the store, or only what names its layers
   publish --store DIR --image DIGEST --options FILE
                                           have an image of the store in an object store
   inspect --store DIR --image DIGEST      describe an image of the store
-  unpack --store DIR --image DIGEST --cache DIR [--base DIGEST --base-tree DIR]
-                                          have an image's root file system in the cache
+  unpack --store DIR --image DIGEST --cache DIR [--base DIGEST --base-tree DIR] [--options FILE]
+                                          have an image's root file system in the cache; with options, layers that the store
+                                          has not are fetched from the object store, and unpacked as they come
   pack --target FILE (--upper DIR | --tar -)
                                           make a layer of what was written above an image
 
@@ -43,6 +44,7 @@ type imageCommand struct {
 	store, source, platform, options, image, cache string
 	base                                           images.Base
 	upper, tar, target                             string
+	documents                                      bool
 	limits                                         unpack.Limits
 }
 
@@ -63,6 +65,7 @@ func runImage(ctx context.Context, args []string) error {
 	flags.StringVar(&c.base.Tree, "base-tree", "", "`DIR` with a ready-made image's root file system")
 	flags.StringVar(&c.upper, "upper", "", "`DIR` that an overlay was written to")
 	flags.StringVar(&c.tar, "tar", "", "`FILE` that gVisor has made (\"-\": standard input)")
+	flags.BoolVar(&c.documents, "documents", false, "manifest and configuration only")
 	flags.StringVar(&c.target, "target", "", "`FILE` for the layer")
 	c.limits = unpack.DefaultLimits
 	flags.Int64Var(&c.limits.Bytes, "bytes-max", c.limits.Bytes, "bytes of all files")
@@ -122,6 +125,9 @@ func (c *imageCommand) fetch(ctx context.Context) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.documents {
+		return images.FetchDocuments(ctx, store, from, c.image)
+	}
 	return images.Fetch(ctx, store, from, c.image, sayLayer)
 }
 
@@ -142,7 +148,22 @@ func (c *imageCommand) inspect(context.Context) (any, error) {
 }
 
 func (c *imageCommand) unpack(ctx context.Context) (any, error) {
-	return images.Unpack(ctx, images.ReadStore(c.store), c.image, c.cache, c.base, c.limits)
+	how := images.Making{Base: c.base, Limits: c.limits, Told: sayLayer}
+	if c.options == "" {
+		return images.Unpack(ctx, images.ReadStore(c.store), c.image, c.cache, how)
+	}
+	options, err := readOptions(c.options)
+	if err != nil {
+		return nil, err
+	}
+	if how.From, err = objects.OpenReader(options.Objects); err != nil {
+		return nil, &images.Error{Code: images.CodeInvalid, Text: err.Error()}
+	}
+	store, err := images.OpenStore(c.store)
+	if err != nil {
+		return nil, err
+	}
+	return images.Unpack(ctx, store, c.image, c.cache, how)
 }
 
 // pack answers the layer in place of an image.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"atoll.local/native/internal/images/unpack"
+	"atoll.local/native/internal/objects"
 )
 
 // manifestName and the fields below are what the host's image cache reads.
@@ -42,12 +43,21 @@ type Base struct {
 // machines are Go's names of processors in the kernel's words.
 var machines = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 
+// Making says how a tree is made.
+type Making struct {
+	Base   Base
+	Limits unpack.Limits
+	// From is where layers are fetched from that the store has not, and unpacked as they come; nil: the store has all.
+	From objects.Reader
+	Told Progress
+}
+
 // Unpack has an image's root file system in `CACHE/sha256/HEX/rootfs`, made of blobs of the store, each checked again on its
 // way: whoever may write the store decides nothing about what is in the tree.
 //
 // Idempotency: a tree that is there stays; of two that want it, one makes it. A killed run leaves `.unfinished-HEX`, which the
-// next one for that image removes. Errors: IMAGE_UNAVAILABLE, IMAGE_CORRUPT, IMAGE_REFUSED, HOST_DISK_FULL.
-func Unpack(ctx context.Context, store *Store, digest, cache string, base Base, limits unpack.Limits) (*Unpacked, error) {
+// next one for that image removes. Errors: IMAGE_UNAVAILABLE, IMAGE_CORRUPT, IMAGE_REFUSED, HOST_DISK_FULL; with From those of Fetch.
+func Unpack(ctx context.Context, store *Store, digest, cache string, how Making) (*Unpacked, error) {
 	if !digestForm.MatchString(digest) {
 		return nil, failure(CodeInvalid, nil, "%.80q is no SHA-256 digest", digest)
 	}
@@ -69,7 +79,7 @@ func Unpack(ctx context.Context, store *Store, digest, cache string, base Base, 
 	if err := os.RemoveAll(unfinished); err != nil {
 		return nil, failure(CodeInternal, err, "what an earlier run left cannot be removed")
 	}
-	made, err := build(ctx, store, digest, unfinished, base, limits)
+	made, err := build(ctx, store, digest, unfinished, how)
 	if err == nil {
 		err = publish(unfinished, final)
 	}
@@ -79,12 +89,12 @@ func Unpack(ctx context.Context, store *Store, digest, cache string, base Base, 
 	return made, nil
 }
 
-func build(ctx context.Context, store *Store, digest, unfinished string, base Base, limits unpack.Limits) (*Unpacked, error) {
+func build(ctx context.Context, store *Store, digest, unfinished string, how Making) (*Unpacked, error) {
 	image, config, platform, err := load(store, digest)
 	if err != nil {
 		return nil, err
 	}
-	if image.base != "" && image.base != base.Digest {
+	if image.base != "" && image.base != how.Base.Digest {
 		return nil, failure(CodeUnavailable, nil, "image %s stands on ready-made image %s, which this host does not have", digest, image.base)
 	}
 	rootfs := filepath.Join(unfinished, "rootfs")
@@ -95,34 +105,14 @@ func build(ctx context.Context, store *Store, digest, unfinished string, base Ba
 		return nil, failure(CodeInternal, err, "a tree cannot be made")
 	}
 	chain := append([]string{image.base}, config.RootFS.DiffIDs...)
-	first, shared, err := begin(image, chain, filepath.Dir(unfinished), rootfs, base)
+	first, shared, err := begin(image, chain, filepath.Dir(unfinished), rootfs, how.Base)
 	if err != nil {
 		return nil, err
 	}
-	tree, err := unpack.OpenTree(rootfs)
+	stacked := &stack{store: store, image: image, config: config, how: how, first: first, beside: unfinished}
+	entries, size, err := stacked.into(ctx, rootfs)
 	if err != nil {
 		return nil, err
-	}
-	defer tree.Close()
-	meter := &unpack.Meter{Limits: limits}
-	for i := first; ; i++ {
-		// What guests need comes before the layers that were captured with it, and again at the end: some layer may have taken it away.
-		if i == image.outside || i == len(image.Layers) {
-			if err := errors.Join(tree.Furnish(), tree.MakeDirectory(config.Config.WorkingDir)); err != nil {
-				return nil, err
-			}
-		}
-		if i == len(image.Layers) {
-			break
-		}
-		apply := func(layer unpack.Layer) error { return tree.Apply(ctx, layer, meter) }
-		if err := withLayer(store, image.Layers[i], config.RootFS.DiffIDs[i], apply); err != nil {
-			return nil, err
-		}
-	}
-	entries, size, err := tree.Count()
-	if err != nil {
-		return nil, failure(CodeInternal, err, "the tree cannot be counted")
 	}
 	made := &Unpacked{
 		Name: "sha256", Recipe: strings.TrimPrefix(digest, "sha256:"), Digest: digest, SizeBytes: size, Entries: entries,

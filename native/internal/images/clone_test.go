@@ -83,13 +83,13 @@ func TestALayerMoreSharesTheRest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	below, err := Unpack(t.Context(), store, record.Digest, cache, Base{}, unpack.DefaultLimits)
+	below, err := Unpack(t.Context(), store, record.Digest, cache, Making{Limits: unpack.DefaultLimits})
 	if err != nil {
 		t.Fatal(err)
 	}
 	outside := map[string]string{annotationOutside: "1"}
 	more := derive(t, store, record.Digest, outside, map[string]string{"etc/changed": "2", "etc/.wh.gone": "", "etc/passwd": "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"})
-	made, err := Unpack(t.Context(), store, more, cache, Base{}, unpack.DefaultLimits)
+	made, err := Unpack(t.Context(), store, more, cache, Making{Limits: unpack.DefaultLimits})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestWithoutTheTreeBelowAllLayersAreTaken(t *testing.T) {
 	for _, prepared := range [][]string{{more}, {record.Digest, more}} {
 		cache := t.TempDir()
 		for _, digest := range prepared {
-			if _, err := Unpack(t.Context(), store, digest, cache, Base{}, unpack.DefaultLimits); err != nil {
+			if _, err := Unpack(t.Context(), store, digest, cache, Making{Limits: unpack.DefaultLimits}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -151,7 +151,7 @@ func TestABrokenTreeIsNotBuiltUpon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Unpack(t.Context(), store, record.Digest, cache, Base{}, unpack.DefaultLimits); err != nil {
+	if _, err := Unpack(t.Context(), store, record.Digest, cache, Making{Limits: unpack.DefaultLimits}); err != nil {
 		t.Fatal(err)
 	}
 	// As when it is just being removed.
@@ -159,7 +159,7 @@ func TestABrokenTreeIsNotBuiltUpon(t *testing.T) {
 		t.Fatal(err)
 	}
 	more := derive(t, store, record.Digest, map[string]string{annotationOutside: "1"}, map[string]string{"c": "3"})
-	if _, err := Unpack(t.Context(), store, more, cache, Base{}, unpack.DefaultLimits); err != nil {
+	if _, err := Unpack(t.Context(), store, more, cache, Making{Limits: unpack.DefaultLimits}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"a", "b", "c"} {
@@ -179,10 +179,10 @@ func TestAReadyMadeImageIsSharedAndNamed(t *testing.T) {
 	}
 	digest := "sha256:" + strings.Repeat("b", 64)
 	more := derive(t, store, "", map[string]string{annotationBase: digest, annotationOutside: "0"}, map[string]string{"new/file": "x"})
-	if _, err := Unpack(t.Context(), store, more, cache, Base{}, unpack.DefaultLimits); CodeOf(err) != CodeUnavailable {
+	if _, err := Unpack(t.Context(), store, more, cache, Making{Limits: unpack.DefaultLimits}); CodeOf(err) != CodeUnavailable {
 		t.Fatalf("without the ready-made image: %v", err)
 	}
-	if _, err := Unpack(t.Context(), store, more, cache, Base{Digest: digest, Tree: base}, unpack.DefaultLimits); err != nil {
+	if _, err := Unpack(t.Context(), store, more, cache, Making{Base: Base{Digest: digest, Tree: base}, Limits: unpack.DefaultLimits}); err != nil {
 		t.Fatal(err)
 	}
 	tree := treeOf(cache, more)
@@ -211,7 +211,7 @@ func TestWhatAnImageSaysOfItselfIsChecked(t *testing.T) {
 		{annotationBase: "sha256:" + strings.Repeat("b", 64), annotationOutside: "1"},
 	} {
 		image := derive(t, store, "", said, map[string]string{"a": "1"})
-		if _, err := Unpack(t.Context(), store, image, cache, Base{}, unpack.DefaultLimits); CodeOf(err) != CodeRefused {
+		if _, err := Unpack(t.Context(), store, image, cache, Making{Limits: unpack.DefaultLimits}); CodeOf(err) != CodeRefused {
 			t.Errorf("%v: %v", said, err)
 		}
 	}

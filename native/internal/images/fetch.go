@@ -6,10 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
-	"path/filepath"
-	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"atoll.local/native/internal/objects"
@@ -27,41 +24,61 @@ var firstPause = 200 * time.Millisecond
 // blob is where the next one goes on. Errors: IMAGE_UNAVAILABLE, IMAGE_ACCESS_DENIED, IMAGE_CORRUPT (kept in quarantine), IMAGE_REFUSED,
 // HOST_DISK_FULL (nothing of that blob stays).
 func Fetch(ctx context.Context, store *Store, from objects.Reader, digest string, told Progress) (*Record, error) {
+	content, record, err := fetchDocuments(ctx, store, from, digest)
+	if err != nil {
+		return nil, err
+	}
+	err = inParallel(ctx, record.Layers, told, func(ctx context.Context, blob Descriptor) error { return store.resume(ctx, blobsOf(from), blob) })
+	if err != nil {
+		return nil, err
+	}
+	// Last, so that a manifest that came so says that all of its image is there.
+	if _, err := store.Add(ctx, content); err != nil {
+		return nil, err
+	}
+	return record, nil
+}
+
+// FetchDocuments has an image's manifest and configuration in this store, and none of its layers: Unpack fetches them as it unpacks.
+//
+// Errors and idempotency: as Fetch.
+func FetchDocuments(ctx context.Context, store *Store, from objects.Reader, digest string) (*Record, error) {
+	content, record, err := fetchDocuments(ctx, store, from, digest)
+	if err != nil {
+		return nil, err
+	}
+	_, err = store.Add(ctx, content)
+	return record, err
+}
+
+func fetchDocuments(ctx context.Context, store *Store, from objects.Reader, digest string) ([]byte, *Record, error) {
 	if !digestForm.MatchString(digest) {
-		return nil, failure(CodeInvalid, nil, "%.80q is no SHA-256 digest", digest)
+		return nil, nil, failure(CodeInvalid, nil, "%.80q is no SHA-256 digest", digest)
 	}
 	content, err := fetchDocument(ctx, store, from, digest)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	image, err := imageOf(digest, content)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if image.Config.Size < 0 || image.Config.Size > documentBytesMax {
-		return nil, failure(CodeRefused, nil, "the image's configuration has more than %d bytes", documentBytesMax)
+		return nil, nil, failure(CodeRefused, nil, "the image's configuration has more than %d bytes", documentBytesMax)
 	}
-	if err := store.resume(ctx, from, image.Config); err != nil {
-		return nil, err
+	if err := store.resume(ctx, blobsOf(from), image.Config); err != nil {
+		return nil, nil, err
 	}
 	config, err := store.Document(image.Config.Digest)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	platform, _ := ParsePlatform("")
 	read, err := parseConfig(config, image, platform)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	err = inParallel(ctx, image.Layers, told, func(ctx context.Context, blob Descriptor) error { return store.resume(ctx, from, blob) })
-	if err != nil {
-		return nil, err
-	}
-	// Last, so that a manifest in the store says that all of its image is there.
-	if _, err := store.Add(ctx, content); err != nil {
-		return nil, err
-	}
-	return recordOf(image, read, platform), nil
+	return content, recordOf(image, read, platform), nil
 }
 
 func fetchDocument(ctx context.Context, store *Store, from objects.Reader, digest string) ([]byte, error) {
@@ -88,40 +105,19 @@ func fetchDocument(ctx context.Context, store *Store, from objects.Reader, diges
 }
 
 // resume has a blob in the store, beginning where an earlier run ended.
-func (s *Store) resume(ctx context.Context, from objects.Reader, want Descriptor) error {
-	if want.Size < 0 {
-		return failure(CodeRefused, nil, "blob %s has no size", want.Digest)
-	}
-	unlock, err := s.lock(ctx, want.Digest)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if s.Has(want.Digest, want.Size) {
-		return nil
-	}
-	name := filepath.Join(s.root, "partial", "fetch-"+strings.TrimPrefix(want.Digest, "sha256:"))
-	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return failure(CodeInternal, err, "a blob cannot be written")
-	}
-	defer file.Close()
-	err = s.complete(ctx, file, from, want)
-	if code := CodeOf(err); err != nil && (code == CodeDiskFull || code == CodeCorrupt) {
-		// There is no going on from a full disk's last bytes, or from wrong ones (which are in quarantine).
-		_ = os.Remove(name)
-	}
-	return err
+func (s *Store) resume(ctx context.Context, get getter, want Descriptor) error {
+	return s.through(ctx, get, want, func() {}, func(io.Reader) error { return nil })
 }
 
-func (s *Store) complete(ctx context.Context, file *os.File, from objects.Reader, want Descriptor) error {
+func (s *Store) complete(ctx context.Context, to *arriving, get getter, want Descriptor) error {
 	sum := sha256.New()
-	got, err := io.Copy(sum, objects.NewContextReader(ctx, file))
+	got, err := io.Copy(sum, objects.NewContextReader(ctx, to.file))
 	if err != nil {
 		return failure(CodeInternal, err, "what there is of blob %s cannot be read", want.Digest)
 	}
+	to.has(got)
 	for tried := 0; got < want.Size || (want.Size == 0 && tried == 0); {
-		more, err := s.append(ctx, io.MultiWriter(file, sum), from, want, got)
+		more, err := s.append(ctx, io.MultiWriter(to, sum), get, want, got)
 		got += more
 		if err == nil {
 			break
@@ -138,13 +134,13 @@ func (s *Store) complete(ctx context.Context, file *os.File, from objects.Reader
 			return err
 		}
 	}
-	return s.keep(file, want, got, sum)
+	return s.keep(to.file, want, got, sum)
 }
 
 // append writes what comes from a byte on, and at most one byte too much, which tells a longer blob from the right one. An answer that
 // ends early, as if that were all, is a blob that is too short.
-func (s *Store) append(ctx context.Context, to io.Writer, from objects.Reader, want Descriptor, at int64) (int64, error) {
-	body, err := from.Get(ctx, objects.Blob(want.Digest), at, -1)
+func (s *Store) append(ctx context.Context, to io.Writer, get getter, want Descriptor, at int64) (int64, error) {
+	body, err := get(ctx, want, at)
 	if err != nil {
 		return 0, fetchFailure(err, want.Digest)
 	}
@@ -154,6 +150,13 @@ func (s *Store) append(ctx context.Context, to io.Writer, from objects.Reader, w
 		return more, fetchFailure(err, want.Digest)
 	}
 	return more, nil
+}
+
+// blobsOf reads blobs of an object store.
+func blobsOf(from objects.Reader) getter {
+	return func(ctx context.Context, want Descriptor, at int64) (io.ReadCloser, error) {
+		return from.Get(ctx, objects.Blob(want.Digest), at, -1)
+	}
 }
 
 func fetchFailure(err error, digest string) error {
@@ -210,25 +213,37 @@ func publishBlob(ctx context.Context, store *Store, to objects.Store, blob Descr
 
 // inParallel does something with each layer, several at a time; the first failure ends all.
 func inParallel(ctx context.Context, layers []Descriptor, told Progress, do func(context.Context, Descriptor) error) error {
+	return each(ctx, layers, func(ctx context.Context, i int, says func(string)) error {
+		err := do(ctx, layers[i])
+		if err == nil {
+			says("fetched")
+		}
+		return err
+	}, told)
+}
+
+// each does something with each layer, several at a time, in goroutines that may tell of it; the first failure ends all.
+func each(ctx context.Context, layers []Descriptor, do func(ctx context.Context, i int, says func(string)) error, told Progress) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var all sync.WaitGroup
-	var says sync.Mutex
+	var saying sync.Mutex
 	room := make(chan struct{}, parallel)
 	for i, blob := range layers {
+		room <- struct{}{}
 		all.Go(func() {
-			room <- struct{}{}
 			defer func() { <-room }()
 			if ctx.Err() != nil {
 				return
 			}
-			if err := do(ctx, blob); err != nil {
+			err := do(ctx, i, func(event string) {
+				saying.Lock()
+				defer saying.Unlock()
+				told(event, i, blob)
+			})
+			if err != nil {
 				cancel(err)
-				return
 			}
-			says.Lock()
-			defer says.Unlock()
-			told("fetched", i, blob)
 		})
 	}
 	all.Wait()

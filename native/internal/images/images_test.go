@@ -162,7 +162,7 @@ func TestLayoutToRoot(t *testing.T) {
 	var all sync.WaitGroup
 	for range 4 { // who comes at the same time gets the same tree
 		all.Go(func() {
-			if _, err := Unpack(context.Background(), store, record.Digest, cache, Base{}, unpack.DefaultLimits); err != nil {
+			if _, err := Unpack(context.Background(), store, record.Digest, cache, Making{Limits: unpack.DefaultLimits}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -308,7 +308,7 @@ func TestBlobSpoiltLater(t *testing.T) {
 	if err := os.WriteFile(path, spoilt, 0o640); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Unpack(t.Context(), store, record.Digest, cache, Base{}, unpack.DefaultLimits); CodeOf(err) != CodeCorrupt {
+	if _, err := Unpack(t.Context(), store, record.Digest, cache, Making{Limits: unpack.DefaultLimits}); CodeOf(err) != CodeCorrupt {
 		t.Errorf("%v", err)
 	}
 	if left, _ := os.ReadDir(filepath.Join(cache, "sha256")); len(left) != 0 {
@@ -318,7 +318,7 @@ func TestBlobSpoiltLater(t *testing.T) {
 	if _, err := pull(t, store, "oci-layout:"+from, Options{}); err != nil {
 		t.Error(err)
 	}
-	if _, err := Unpack(t.Context(), store, record.Digest, cache, Base{}, unpack.DefaultLimits); err != nil {
+	if _, err := Unpack(t.Context(), store, record.Digest, cache, Making{Limits: unpack.DefaultLimits}); err != nil {
 		t.Error(err)
 	}
 }
@@ -335,7 +335,7 @@ func TestUnpackAfterKill(t *testing.T) {
 	if err := os.MkdirAll(half, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Unpack(t.Context(), store, record.Digest, cache, Base{}, unpack.DefaultLimits); err != nil {
+	if _, err := Unpack(t.Context(), store, record.Digest, cache, Making{Limits: unpack.DefaultLimits}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(cache, "sha256", hex, "rootfs", "half")); !errors.Is(err, os.ErrNotExist) {
@@ -359,7 +359,7 @@ func TestSavedArchive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Unpack(t.Context(), store, record.Digest, cache, Base{}, unpack.DefaultLimits); err != nil {
+	if _, err := Unpack(t.Context(), store, record.Digest, cache, Making{Limits: unpack.DefaultLimits}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := pull(t, newStore(t), "archive:"+name+":v2", Options{}); CodeOf(err) != CodeInvalid {

@@ -26,7 +26,7 @@ type Record struct {
 	Unpacked   unpack.Stats `json:"unpacked,omitzero"`
 }
 
-// Progress is told of each layer: fetched, then checked.
+// Progress is told of each layer when it has been fetched, and when it has been checked, in this order or the other.
 type Progress func(event string, layer int, blob Descriptor)
 
 // Pull has an image with all of its blobs in the store, each of them checked down to the last entry of its archive.
@@ -41,7 +41,7 @@ func Pull(ctx context.Context, store *Store, from Source, platform Platform, lim
 	if image.Config.Size > documentBytesMax {
 		return nil, failure(CodeRefused, nil, "the image's configuration has more than %d bytes", documentBytesMax)
 	}
-	if err := fetch(ctx, store, from, image.Config); err != nil {
+	if err := store.resume(ctx, from.Blob, image.Config); err != nil {
 		return nil, err
 	}
 	content, err := store.Document(image.Config.Digest)
@@ -52,15 +52,17 @@ func Pull(ctx context.Context, store *Store, from Source, platform Platform, lim
 	if err != nil {
 		return nil, err
 	}
-	if err := fetchLayers(ctx, store, from, image, told); err != nil {
-		return nil, err
-	}
 	meter := &unpack.Meter{Limits: limits}
-	for i, blob := range image.Layers {
-		if err := checkLayer(ctx, store, blob, config.RootFS.DiffIDs[i], meter); err != nil {
-			return nil, err
+	err = each(ctx, image.Layers, func(ctx context.Context, i int, says func(string)) error {
+		check := func(layer unpack.Layer) error { return unpack.Check(ctx, layer, meter) }
+		err := withLayer(ctx, store, from.Blob, image.Layers[i], config.RootFS.DiffIDs[i], func() { says("fetched") }, check)
+		if err == nil {
+			says("checked")
 		}
-		told("checked", i, blob)
+		return err
+	}, told)
+	if err != nil {
+		return nil, err
 	}
 	// Last, so that a manifest in the store says that all of its image is there.
 	if _, err := store.Add(ctx, image.manifest); err != nil {
@@ -71,34 +73,21 @@ func Pull(ctx context.Context, store *Store, from Source, platform Platform, lim
 	return record, nil
 }
 
-func fetch(ctx context.Context, store *Store, from Source, blob Descriptor) error {
-	return store.Fetch(ctx, blob, func(ctx context.Context) (io.ReadCloser, error) { return from.Blob(ctx, blob) })
-}
-
-func fetchLayers(ctx context.Context, store *Store, from Source, image *Image, told Progress) error {
-	return inParallel(ctx, image.Layers, told, func(ctx context.Context, blob Descriptor) error { return fetch(ctx, store, from, blob) })
-}
-
-// checkLayer reads a layer of the store whole; one that is not what its digest says leaves the store.
-func checkLayer(ctx context.Context, store *Store, blob Descriptor, diffID string, meter *unpack.Meter) error {
-	return withLayer(store, blob, diffID, func(layer unpack.Layer) error { return unpack.Check(ctx, layer, meter) })
-}
-
-func withLayer(store *Store, blob Descriptor, diffID string, use func(unpack.Layer) error) error {
+// withLayer uses a layer's bytes: of the store, else, where get says from where, as they come into it.
+func withLayer(
+	ctx context.Context, store *Store, get getter, blob Descriptor, diffID string, came func(), use func(unpack.Layer) error,
+) error {
 	compression, err := unpack.CompressionOf(blob.MediaType)
 	if err != nil {
 		return err
 	}
-	file, err := store.Open(blob.Digest)
-	if err != nil {
-		return err
+	read := func(from io.Reader) error {
+		return use(unpack.Layer{Content: from, Compression: compression, Digest: blob.Digest, Size: blob.Size, DiffID: diffID})
 	}
-	defer file.Close()
-	err = use(unpack.Layer{Content: file, Compression: compression, Digest: blob.Digest, Size: blob.Size, DiffID: diffID})
-	if err != nil && CodeOf(err) == CodeCorrupt {
-		store.Quarantine(blob.Digest)
+	if get == nil {
+		return store.read(blob.Digest, read)
 	}
-	return err
+	return store.through(ctx, get, blob, came, read)
 }
 
 // Inspect reads an image of the store by its manifest's digest.

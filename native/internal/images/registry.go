@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -17,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
+	"atoll.local/native/internal/objects"
 	"atoll.local/native/internal/version"
 )
 
@@ -29,14 +31,24 @@ type hub struct {
 	own    name.Reference
 	known  authn.Authenticator
 	chosen name.Reference
+	// asks reads blobs where the image was found.
+	mu        sync.Mutex
+	asks      *http.Client
+	transport http.RoundTripper
 }
+
+// userAgent is a function, since the linker sets the version.
+func userAgent() string { return "atoll/" + version.Version }
+
+var backoff = remote.Backoff{Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.2, Steps: 3}
 
 func openRegistry(text string, options Options) (*hub, error) {
 	reference, err := name.ParseReference(text)
 	if err != nil {
 		return nil, failure(CodeInvalid, err, "%.200q is no reference of an image", text)
 	}
-	found := &hub{own: reference, known: options.authenticator()}
+	guard := &guarded{inner: newTransport(), plain: options.PlainHTTP}
+	found := &hub{own: reference, known: options.authenticator(), transport: guard}
 	if mirror := options.Mirrors[reference.Context().RegistryStr()]; mirror != "" {
 		moved, err := mirrored(reference, mirror)
 		if err != nil {
@@ -46,9 +58,9 @@ func openRegistry(text string, options Options) (*hub, error) {
 	}
 	found.places = append(found.places, reference)
 	found.options = []remote.Option{
-		remote.WithTransport(&guarded{inner: newTransport(), plain: options.PlainHTTP}),
-		remote.WithUserAgent("atoll/" + version.Version),
-		remote.WithRetryBackoff(remote.Backoff{Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.2, Steps: 3}),
+		remote.WithTransport(found.transport),
+		remote.WithUserAgent(userAgent()),
+		remote.WithRetryBackoff(backoff),
 	}
 	return found, nil
 }
@@ -166,16 +178,54 @@ func (r *hub) resolveAt(ctx context.Context, place name.Reference, platform Plat
 	return nil, failure(CodeRefused, nil, "the image's indexes are nested too deeply")
 }
 
-func (r *hub) Blob(ctx context.Context, blob Descriptor) (io.ReadCloser, error) {
-	layer, err := remote.Layer(r.chosen.Context().Digest(blob.Digest), r.with(ctx, r.chosen)...)
+// Blob asks by itself, since the library reads blobs from their first byte only.
+func (r *hub) Blob(ctx context.Context, blob Descriptor, at int64) (io.ReadCloser, error) {
+	client, err := r.client(ctx)
 	if err != nil {
 		return nil, remoteFailure(err, blob.Digest)
 	}
-	content, err := layer.Compressed()
+	where := r.chosen.Context()
+	path := fmt.Sprintf("%s://%s/v2/%s/blobs/%s", where.Scheme(), where.RegistryStr(), where.RepositoryStr(), blob.Digest)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, path, nil)
 	if err != nil {
 		return nil, remoteFailure(err, blob.Digest)
 	}
-	return content, nil
+	if at > 0 {
+		request.Header.Set("Range", fmt.Sprintf("bytes=%d-", at))
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return nil, remoteFailure(err, blob.Digest)
+	}
+	err = transport.CheckError(answer, http.StatusOK, http.StatusPartialContent)
+	if err == nil && at > 0 && answer.StatusCode == http.StatusOK {
+		// It does not know ranges, and sends what is here already once more.
+		_, err = io.CopyN(io.Discard, answer.Body, at)
+	}
+	if err != nil {
+		answer.Body.Close()
+		return nil, remoteFailure(err, blob.Digest)
+	}
+	return answer.Body, nil
+}
+
+// client is logged in once for all blobs.
+func (r *hub) client(ctx context.Context) (*http.Client, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.asks == nil {
+		where, who := r.chosen.Context(), authn.Anonymous
+		if r.chosen == r.own {
+			who = r.known
+		}
+		inner := transport.NewUserAgent(transport.NewRetry(r.transport, transport.WithRetryBackoff(backoff)), userAgent())
+		logged, err := transport.NewWithContext(ctx, where.Registry, who, inner, []string{where.Scope(transport.PullScope)})
+		if err != nil {
+			return nil, err
+		}
+		r.asks = &http.Client{Transport: logged}
+	}
+	return r.asks, nil
 }
 
 // remoteFailure says what a registry's answer means for whoever asked for the image.
@@ -186,7 +236,7 @@ func remoteFailure(err error, what string) error {
 		case http.StatusUnauthorized, http.StatusForbidden:
 			return failure(CodeDenied, nil, "the registry does not give %s to this account (status %d)", what, answered.StatusCode)
 		case http.StatusNotFound:
-			return failure(CodeUnavailable, nil, "the registry has no %s", what)
+			return failure(CodeUnavailable, objects.ErrMissing, "the registry has no %s", what)
 		}
 		return failure(CodeUnavailable, nil, "the registry answered %d to %s", answered.StatusCode, what)
 	}

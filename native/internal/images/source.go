@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,8 +16,8 @@ import (
 type Source interface {
 	// Resolve finds the manifest for a platform. What it says is not checked beyond its own digest.
 	Resolve(ctx context.Context, platform Platform) (*Image, error)
-	// Blob reads a blob of the image.
-	Blob(ctx context.Context, blob Descriptor) (io.ReadCloser, error)
+	// Blob reads a blob of the image, from a byte on.
+	Blob(ctx context.Context, blob Descriptor, at int64) (io.ReadCloser, error)
 	Close() error
 }
 
@@ -85,14 +86,18 @@ type layout struct {
 
 func (l *layout) Close() error { return l.from.close() }
 
-func (l *layout) Blob(_ context.Context, blob Descriptor) (io.ReadCloser, error) {
-	return openBlob(l.from, blobName(blob.Digest), blob.Digest)
+func (l *layout) Blob(_ context.Context, blob Descriptor, at int64) (io.ReadCloser, error) {
+	return openBlob(l.from, blobName(blob.Digest), blob.Digest, at)
 }
 
-func openBlob(from files, name, digest string) (io.ReadCloser, error) {
+func openBlob(from files, name, digest string, at int64) (io.ReadCloser, error) {
 	file, _, err := from.open(name)
 	if err != nil {
 		return nil, failure(CodeCorrupt, err, "blob %s is missing", digest)
+	}
+	if _, err := io.CopyN(io.Discard, file, at); err != nil && !errors.Is(err, io.EOF) {
+		file.Close()
+		return nil, failure(CodeInternal, err, "blob %s cannot be read", digest)
 	}
 	return file, nil
 }
@@ -235,9 +240,9 @@ func (s *saved) choose() (*savedImage, error) {
 	return nil, failure(CodeInvalid, nil, "the archive has %d images, and %.80q names none of them", len(all), s.tag)
 }
 
-func (s *saved) Blob(_ context.Context, blob Descriptor) (io.ReadCloser, error) {
+func (s *saved) Blob(_ context.Context, blob Descriptor, at int64) (io.ReadCloser, error) {
 	if blob.Digest == digestOf(s.config) {
-		return io.NopCloser(strings.NewReader(string(s.config))), nil
+		return io.NopCloser(bytes.NewReader(s.config[min(at, int64(len(s.config))):])), nil
 	}
-	return openBlob(s.from, s.names[blob.Digest], blob.Digest)
+	return openBlob(s.from, s.names[blob.Digest], blob.Digest, at)
 }

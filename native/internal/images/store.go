@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,8 +16,6 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-
-	"atoll.local/native/internal/objects"
 )
 
 // Store keeps blobs by their digest: `blobs/sha256/HEX`. A blob that is there is whole; `partial/` holds what is being
@@ -86,50 +85,6 @@ func (s *Store) Document(digest string) ([]byte, error) {
 	return content, nil
 }
 
-// Fetch has a blob in the store: found there, or read from open once, whoever else wants it at the same time.
-//
-// Idempotency: a blob of the right size that is there is not fetched again. Errors: IMAGE_CORRUPT when what comes has another
-// size or digest; it is kept in quarantine, and nothing appears in the store.
-func (s *Store) Fetch(ctx context.Context, want Descriptor, open func(context.Context) (io.ReadCloser, error)) error {
-	if !digestForm.MatchString(want.Digest) {
-		return failure(CodeInvalid, nil, "%.80q is no SHA-256 digest", want.Digest)
-	}
-	unlock, err := s.lock(ctx, want.Digest)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if s.Has(want.Digest, want.Size) {
-		return nil
-	}
-	source, err := open(ctx)
-	if err != nil {
-		return err
-	}
-	defer source.Close()
-	return s.put(ctx, want, source)
-}
-
-func (s *Store) put(ctx context.Context, want Descriptor, source io.Reader) error {
-	file, err := os.CreateTemp(filepath.Join(s.root, "partial"), "blob-*")
-	if err != nil {
-		return failure(CodeInternal, err, "a blob cannot be written")
-	}
-	defer os.Remove(file.Name())
-	defer file.Close()
-	sum := sha256.New()
-	// One byte more than is expected tells a longer blob from the right one.
-	limited := source
-	if want.Size >= 0 {
-		limited = io.LimitReader(source, want.Size+1)
-	}
-	got, err := io.Copy(io.MultiWriter(file, sum), objects.NewContextReader(ctx, limited))
-	if err != nil {
-		return failure(CodeUnavailable, err, "blob %s could not be fetched", want.Digest)
-	}
-	return s.keep(file, want, got, sum)
-}
-
 // keep has a file of partial/ appear as the blob that it should be; one of another size or digest goes to quarantine.
 func (s *Store) keep(file *os.File, want Descriptor, got int64, sum hash.Hash) error {
 	if want.Size >= 0 && got != want.Size {
@@ -158,11 +113,10 @@ func amount(got, want int64) string {
 
 // Add keeps content whose digest nobody has said before, such as a manifest that is made here.
 func (s *Store) Add(ctx context.Context, content []byte) (string, error) {
-	digest := digestOf(content)
-	err := s.Fetch(ctx, Descriptor{Digest: digest, Size: int64(len(content))}, func(context.Context) (io.ReadCloser, error) {
-		return io.NopCloser(strings.NewReader(string(content))), nil
-	})
-	return digest, err
+	want := Descriptor{Digest: digestOf(content), Size: int64(len(content))}
+	return want.Digest, s.resume(ctx, func(_ context.Context, _ Descriptor, at int64) (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(content[at:])), nil
+	}, want)
 }
 
 // Quarantine takes a blob that is not what its name says out of the store. Of each digest one is kept.
@@ -199,6 +153,12 @@ func (s *Store) lock(ctx context.Context, digest string) (func(), error) {
 func digestOf(content []byte) string {
 	sum := sha256.Sum256(content)
 	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func digestOfAll(content io.Reader) (string, error) {
+	sum := sha256.New()
+	_, err := io.Copy(sum, content)
+	return text(sum), err
 }
 
 func text(sum hash.Hash) string { return "sha256:" + hex.EncodeToString(sum.Sum(nil)) }

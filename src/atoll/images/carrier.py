@@ -43,20 +43,25 @@ class Carrier:
         )
 
     async def fetch(self, digest: str, objects: Mapping[str, Any]) -> dict[str, Any]:
-        """Have an image of an object store in this store. `objects`: where that is, as `atoll-io` is told (docs/adr/0020).
+        """Have an image's manifest and configuration in this store, from an object store. `objects`: where that is, as `atoll-io` is told
+        (docs/adr/0020). Its layers come when it is unpacked.
 
-        *Errors* and *Idempotency*: as `pull`; what a run that was cut off has got is where the next one goes on.
+        *Errors* and *Idempotency*: as `pull`.
         """
-        given = json.dumps({"objects": dict(objects)}).encode()
-        return await self._run(["fetch", "--image", digest, "--options", "-"], given, lambda _line: None)
+        return await self._run(["fetch", "--documents", "--image", digest, "--options", "-"], _given(objects), lambda _line: None)
 
-    async def unpack(self, digest: str, cache: Path, *, base: tuple[str, Path] | None = None) -> dict[str, Any]:
-        """Have the image's root file system in the cache. `base`: digest and tree of the ready-made image that it stands on.
+    async def unpack(
+        self, digest: str, cache: Path, *, base: tuple[str, Path] | None = None, objects: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Have the image's root file system in the cache. `base`: digest and tree of the ready-made image that it stands on. `objects`: where
+        layers that the store has not are fetched from, side by side, and unpacked as they come; None: the store has all.
 
-        *Errors*: as `pull`.
+        *Errors*: as `pull`. *Idempotency*: what a run that was cut off has got of a layer is where the next one goes on.
         """
-        below = [] if base is None else ["--base", base[0], "--base-tree", str(base[1])]
-        return await self._run(["unpack", "--image", digest, "--cache", str(cache), *below], b"", lambda _line: None)
+        more = [] if base is None else ["--base", base[0], "--base-tree", str(base[1])]
+        more += [] if objects is None else ["--options", "-"]
+        given = b"" if objects is None else _given(objects)
+        return await self._run(["unpack", "--image", digest, "--cache", str(cache), *more], given, lambda _line: None)
 
     async def _run(self, arguments: Sequence[str], given: bytes, told: Told) -> dict[str, Any]:
         pipe = asyncio.subprocess.PIPE
@@ -69,6 +74,10 @@ class Carrier:
                 child.kill()
                 with contextlib.suppress(ProcessLookupError):
                     await asyncio.shield(child.wait())
+
+
+def _given(objects: Mapping[str, Any]) -> bytes:
+    return json.dumps({"objects": dict(objects)}).encode()
 
 
 async def _listen(child: asyncio.subprocess.Process, given: bytes, told: Told) -> dict[str, Any]:

@@ -102,9 +102,9 @@ class Unpacking:
         return assembling.base_of(self._carrier.store, digest)
 
     async def have(self, digest: str) -> None:
-        """Have the image's blobs, where they are fetched from elsewhere. *Errors*: those of `Carrier.fetch`; Unavailable.
+        """Have what `base_of` and `ensure` need of the image, where it is fetched from elsewhere. *Errors*: those of `Carrier.fetch`; Unavailable.
 
-        *Idempotency*: of many that want one image, one fetches it; blobs that are there are not fetched again.
+        *Idempotency*: of many that want one image, one fetches it; what is there is not fetched again.
         """
         if self._objects is None:
             return
@@ -120,7 +120,7 @@ class Unpacking:
             await self._carrier.fetch(digest, await asyncio.to_thread(objects))
 
     async def ensure(self, digest: str, *, base: tuple[str, Path] | None = None) -> None:
-        """Have the image's tree. `base`: digest and tree of what `base_of` names.
+        """Have the image's tree, and fetch what the store has not of its layers. `base`: digest and tree of what `base_of` names.
 
         *Errors*: those of `Carrier.unpack`. *Idempotency*: a tree that is there stays.
         """
@@ -132,7 +132,8 @@ class Unpacking:
         await asyncio.shield(task)
 
     async def _unpack(self, digest: str, base: tuple[str, Path] | None) -> None:
-        await self._carrier.unpack(digest, self.directory, base=base)
+        objects = None if self._objects is None else await asyncio.to_thread(self._objects)
+        await self._carrier.unpack(digest, self.directory, base=base, objects=objects)
         if self._objects is not None:
             await asyncio.to_thread(blobs.used, self._carrier.store, digest)
 

@@ -46,7 +46,7 @@ class Maker(Carrier):
         object.__setattr__(self, "gate", asyncio.Event())
         object.__setattr__(self, "failure", failure)
 
-    async def unpack(self, digest: str, cache: Path, *, base: object = None) -> dict[str, Any]:
+    async def unpack(self, digest: str, cache: Path, *, base: object = None, objects: object = None) -> dict[str, Any]:
         self.runs.append(digest)
         await self.gate.wait()
         if self.failure is not None:

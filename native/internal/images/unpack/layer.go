@@ -3,7 +3,6 @@ package unpack
 import (
 	"archive/tar"
 	"bufio"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,7 +12,9 @@ import (
 	"math"
 	"path"
 	"strings"
+	"sync"
 
+	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -38,10 +39,19 @@ type Layer struct {
 	DiffID string
 }
 
-// Meter counts over all layers of one image.
+// Meter counts over all layers of one image, several of which may be read at a time.
 type Meter struct {
 	Limits Limits
-	Stats  Stats
+	// Stats are to be read when nothing is being unpacked any more.
+	Stats Stats
+	mu    sync.Mutex
+}
+
+// leaveOut counts an attribute that was left out.
+func (m *Meter) leaveOut() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.Stats.Attributes++
 }
 
 // Check reads a layer as Apply does, and writes nothing. What only a tree can tell (a hard link to nothing) it lets pass.
@@ -70,14 +80,15 @@ func each(ctx context.Context, layer Layer, meter *Meter, take func(*entry, io.R
 	if err != nil {
 		return err
 	}
-	defer done()
 	expanded := &counter{from: plain, sum: sha256.New(), ctx: ctx, bound: func(n int64) error {
 		if n > meter.Limits.GrowthFrom && n/meter.Limits.Growth > squeezed.n {
 			return refuse("layer %s grows more than %d times: it looks like a decompression bomb", layer.Digest, meter.Limits.Growth)
 		}
 		return nil
 	}}
-	reader := tar.NewReader(expanded)
+	rest := readAhead(expanded, done)
+	defer rest.Close()
+	reader := tar.NewReader(rest)
 	for {
 		header, err := reader.Next()
 		if errors.Is(err, io.EOF) {
@@ -102,7 +113,7 @@ func each(ctx context.Context, layer Layer, meter *Meter, take func(*entry, io.R
 			return failed(err, header.Name)
 		}
 	}
-	return finish(layer, squeezed, expanded)
+	return finish(layer, rest, squeezed, expanded)
 }
 
 // noticing remembers that reading failed, which tells a broken layer from a file system's refusal.
@@ -120,8 +131,9 @@ func (n *noticing) Read(p []byte) (int, error) {
 }
 
 // finish reads what follows the archive's end, for it belongs to the digests, and compares.
-func finish(layer Layer, squeezed, expanded *counter) error {
-	if _, err := io.Copy(io.Discard, expanded); err != nil {
+func finish(layer Layer, rest io.Reader, squeezed, expanded *counter) error {
+	// At its end nobody else uses the counters any more.
+	if _, err := io.Copy(io.Discard, rest); err != nil {
 		return corrupt(err, "layer %s is not whole", layer.Digest)
 	}
 	if _, err := io.Copy(io.Discard, squeezed); err != nil {
@@ -160,6 +172,8 @@ func expand(from io.Reader, compression Compression) (io.Reader, func(), error) 
 
 // admit checks a header and counts it; nil for one that stands for nothing.
 func (m *Meter) admit(header *tar.Header) (*entry, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.Stats.Entries++
 	if m.Stats.Entries > m.Limits.Entries {
 		return nil, refuse("the image has more than %d entries", m.Limits.Entries)

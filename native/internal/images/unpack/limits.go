@@ -62,7 +62,7 @@ func failed(cause error, name string) error {
 		return &Error{Code: CodeDiskFull, Text: fmt.Sprintf("%.200q cannot be unpacked", name), cause: cause}
 	case errors.Is(cause, syscall.ELOOP), errors.Is(cause, syscall.ENOTDIR), errors.Is(cause, syscall.ENOENT),
 		errors.Is(cause, syscall.EXDEV), errors.Is(cause, syscall.ENAMETOOLONG), errors.Is(cause, syscall.EMLINK), errors.Is(cause, syscall.EFBIG),
-		errors.Is(cause, syscall.EPERM), errors.Is(cause, syscall.EINVAL):
+		errors.Is(cause, syscall.EPERM), errors.Is(cause, syscall.EINVAL), errors.Is(cause, syscall.E2BIG), errors.Is(cause, syscall.ERANGE):
 		return &Error{Code: CodeRefused, Text: fmt.Sprintf("%.200q cannot be unpacked", name), cause: cause}
 	}
 	return &Error{Code: codeInternal, Text: fmt.Sprintf("%.200q cannot be unpacked", name), cause: cause}
@@ -116,6 +116,9 @@ func CompressionOf(mediaType string) (Compression, error) {
 	}
 	return Plain, refuse("%.120q is no media type of a layer", mediaType)
 }
+
+// attributeBytesSafe fit on every file system that keeps attributes.
+const attributeBytesSafe = 1 << 10
 
 // Xattrs of other names belong to the host's overlay and security modules.
 func keepsAttribute(name string) bool {

@@ -14,14 +14,28 @@ import (
 
 // Tree is a root file system that layers are applied to.
 type Tree struct {
+	scribe
 	root int
 	// made is what the layer at hand has made, by directory and name: whiteouts are for what was there before.
 	made map[place]struct{}
 	// dated directories get their times when the layer is done, since making files in them sets these anew.
 	dated map[string]time.Time
+}
+
+// scribe writes files and says whose they are. One goroutine uses it at a time.
+type scribe struct {
 	// owned says whether files can be given to others; it is false for tests without root.
 	owned bool
 	block []byte
+}
+
+func newScribe() scribe { return scribe{owned: os.Geteuid() == 0, block: make([]byte, 128<<10)} }
+
+// filling is what a file holds: read from the layer, or staged under a number.
+type filling struct {
+	from   io.Reader
+	staged *Staged
+	number uint64
 }
 
 type place struct {
@@ -35,7 +49,7 @@ func OpenTree(directory string) (*Tree, error) {
 	if err != nil {
 		return nil, failed(err, directory)
 	}
-	return &Tree{root: root, owned: os.Geteuid() == 0, block: make([]byte, 128<<10), made: make(map[place]struct{})}, nil
+	return &Tree{root: root, scribe: newScribe(), made: make(map[place]struct{})}, nil
 }
 
 // Close lets go of the root.
@@ -45,18 +59,24 @@ func (t *Tree) Close() error { return unix.Close(t.root) }
 //
 // Errors: IMAGE_REFUSED, IMAGE_CORRUPT, HOST_DISK_FULL.
 func (t *Tree) Apply(ctx context.Context, layer Layer, meter *Meter) error {
-	t.made, t.dated = make(map[place]struct{}), make(map[string]time.Time)
-	err := each(ctx, layer, meter, func(e *entry, content io.Reader) error { return t.take(e, content, meter) })
+	t.begin()
+	err := each(ctx, layer, meter, func(e *entry, from io.Reader) error { return t.take(e, filling{from: from}, meter) })
 	if err != nil {
 		return err
 	}
-	for name, at := range t.dated {
-		t.setDirectoryTime(name, at)
-	}
+	t.end()
 	return nil
 }
 
-func (t *Tree) take(e *entry, content io.Reader, meter *Meter) error {
+func (t *Tree) begin() { t.made, t.dated = make(map[place]struct{}), make(map[string]time.Time) }
+
+func (t *Tree) end() {
+	for name, at := range t.dated {
+		t.setDirectoryTime(name, at)
+	}
+}
+
+func (t *Tree) take(e *entry, holds filling, meter *Meter) error {
 	if strings.HasPrefix(e.base, whiteoutPrefix) {
 		return t.whiteout(e)
 	}
@@ -74,7 +94,7 @@ func (t *Tree) take(e *entry, content io.Reader, meter *Meter) error {
 	if err := t.clear(parent, e); err != nil {
 		return err
 	}
-	if err := t.create(parent, e, content, meter); err != nil {
+	if err := t.create(parent, e, holds, meter); err != nil {
 		return err
 	}
 	return t.mark(parent, e.base)
@@ -97,7 +117,7 @@ func (t *Tree) clear(parent int, e *entry) error {
 	return remove(parent, e.base, func(int, string) bool { return false })
 }
 
-func (t *Tree) create(parent int, e *entry, content io.Reader, meter *Meter) error {
+func (t *Tree) create(parent int, e *entry, holds filling, meter *Meter) error {
 	switch e.Typeflag {
 	case tar.TypeDir:
 		return t.createDirectory(parent, e, meter)
@@ -117,15 +137,23 @@ func (t *Tree) create(parent int, e *entry, content io.Reader, meter *Meter) err
 		}
 		return unix.Fchmodat(parent, e.base, modeOf(e), 0)
 	}
-	file, err := unix.Openat(parent, e.base, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if holds.staged != nil {
+		return unix.Renameat(holds.staged.files, numbered(holds.number), parent, e.base)
+	}
+	return t.write(parent, e.base, e, holds.from, meter)
+}
+
+// write makes a file anew, with content and description.
+func (s *scribe) write(parent int, name string, e *entry, from io.Reader, meter *Meter) error {
+	file, err := unix.Openat(parent, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(file)
-	if err := t.fill(file, content); err != nil {
+	if err := s.fill(file, from); err != nil {
 		return err
 	}
-	return t.describe(file, e, meter)
+	return s.describe(file, e, meter)
 }
 
 func (t *Tree) createDirectory(parent int, e *entry, meter *Meter) error {
@@ -160,13 +188,13 @@ func (t *Tree) createHardLink(parent int, e *entry) error {
 }
 
 // fill writes a file's content, and leaves holes where whole blocks are zero.
-func (t *Tree) fill(file int, content io.Reader) error {
+func (s *scribe) fill(file int, from io.Reader) error {
 	var size int64
 	for {
-		n, err := io.ReadFull(content, t.block)
+		n, err := io.ReadFull(from, s.block)
 		if n > 0 {
-			if !zero(t.block[:n]) {
-				if err := writeAll(file, t.block[:n], size); err != nil {
+			if !zero(s.block[:n]) {
+				if err := writeAll(file, s.block[:n], size); err != nil {
 					return err
 				}
 			}
@@ -175,9 +203,9 @@ func (t *Tree) fill(file int, content io.Reader) error {
 		switch {
 		case errors.Is(err, io.EOF):
 			return unix.Ftruncate(file, size)
-		case errors.Is(err, io.ErrUnexpectedEOF) && n < len(t.block):
+		case errors.Is(err, io.ErrUnexpectedEOF) && n < len(s.block):
 			// ReadFull says so of a last, shorter block, too: only the reader itself knows.
-			if _, again := content.Read(t.block[:1]); errors.Is(again, io.EOF) {
+			if _, again := from.Read(s.block[:1]); errors.Is(again, io.EOF) {
 				return unix.Ftruncate(file, size)
 			}
 			return err
@@ -217,8 +245,8 @@ func zero(block []byte) bool {
 }
 
 // describe gives an open file its owner, mode, attributes and time, in this order: a change of owner takes set-user-id away.
-func (t *Tree) describe(file int, e *entry, meter *Meter) error {
-	if err := t.own(func(uid, gid int) error { return unix.Fchown(file, uid, gid) }, e); err != nil {
+func (s *scribe) describe(file int, e *entry, meter *Meter) error {
+	if err := s.own(func(uid, gid int) error { return unix.Fchown(file, uid, gid) }, e); err != nil {
 		return err
 	}
 	if err := unix.Fchmod(file, modeOf(e)); err != nil {
@@ -230,14 +258,16 @@ func (t *Tree) describe(file int, e *entry, meter *Meter) error {
 			continue
 		}
 		if !keepsAttribute(name) {
-			meter.Stats.Attributes++
+			meter.leaveOut()
 			continue
 		}
 		if err := unix.Fsetxattr(file, name, []byte(value), 0); err != nil {
-			if !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.EPERM) {
+			// ext4 says ENOSPC, too, of what does not fit into one of its blocks. A disk that is full says so again.
+			isLarge := errors.Is(err, unix.ENOSPC) && len(value) > attributeBytesSafe
+			if !isLarge && !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.EPERM) {
 				return err
 			}
-			meter.Stats.Attributes++
+			meter.leaveOut()
 		}
 	}
 	if e.Typeflag == tar.TypeDir {
@@ -255,8 +285,8 @@ func (t *Tree) describeLink(parent int, e *entry) error {
 	return unix.UtimesNanoAt(parent, e.base, []unix.Timespec{at, at}, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-func (t *Tree) own(give func(uid, gid int) error, e *entry) error {
-	if !t.owned {
+func (s *scribe) own(give func(uid, gid int) error, e *entry) error {
+	if !s.owned {
 		return nil
 	}
 	return give(e.Uid, e.Gid)

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -226,22 +227,24 @@ func TestHostile(t *testing.T) {
 		"owner out of range":     {item{name: "x", kind: tar.TypeReg, uid: 1<<32 - 1}},
 		"unknown type":           {item{name: "x", kind: 'Z'}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			outside := t.TempDir()
-			root := filepath.Join(outside, "root")
-			if err := os.Mkdir(root, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(outside, "outside"), []byte("mine"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := apply(t, root, small, pack(t, items...)); codeOf(err) != CodeRefused {
-				t.Errorf("code %q: %v", codeOf(err), err)
-			}
-			if left, _ := os.ReadDir(outside); len(left) != 2 {
-				t.Errorf("something is outside: %v", left)
-			}
-		})
+		for way, put := range map[string]func(testing.TB, string, Limits, ...[]byte) error{"": apply, ", staged": stacked} {
+			t.Run(name+way, func(t *testing.T) {
+				outside := t.TempDir()
+				root := filepath.Join(outside, "root")
+				if err := os.Mkdir(root, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(outside, "outside"), []byte("mine"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				if err := put(t, root, small, pack(t, items...)); codeOf(err) != CodeRefused {
+					t.Errorf("code %q: %v", codeOf(err), err)
+				}
+				if left, _ := os.ReadDir(outside); len(left) != 2 {
+					t.Errorf("something is outside: %v", left)
+				}
+			})
+		}
 	}
 }
 
@@ -365,7 +368,7 @@ func TestFurnish(t *testing.T) {
 	}
 }
 
-// FuzzApply: whatever a layer is, nothing outside of the root changes, and a failure has a code.
+// FuzzApply: whatever a layer is, nothing outside of the root changes, a failure has a code, and staging it makes the same tree.
 func FuzzApply(f *testing.F) {
 	f.Add(pack(f, dir("a"), file("a/b", "x"), symlink("l", "../.."), hardlink("h", "a/b"), file("l/x", "")))
 	f.Add(pack(f, file("a/.wh..wh..opq", ""), file(".wh.a", "")))
@@ -375,12 +378,23 @@ func FuzzApply(f *testing.F) {
 		if err := os.Mkdir(root, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		err := apply(t, root, Limits{Bytes: 1 << 20, Entries: 200, Growth: 100, GrowthFrom: 1 << 20}, raw)
+		limits := Limits{Bytes: 1 << 20, Entries: 200, Growth: 100, GrowthFrom: 1 << 20}
+		err := apply(t, root, limits, raw)
 		if err != nil && codeOf(err) != CodeRefused && codeOf(err) != CodeCorrupt {
 			t.Errorf("code %q: %v", codeOf(err), err)
 		}
-		if left, _ := os.ReadDir(outside); len(left) != 1 {
+		another := filepath.Join(outside, "another")
+		if err := os.Mkdir(another, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if again := stacked(t, another, limits, raw); (again == nil) != (err == nil) {
+			t.Errorf("applied: %v; staged: %v", err, again)
+		}
+		if left, _ := os.ReadDir(outside); len(left) != 2 {
 			t.Errorf("something is outside: %v", left)
+		}
+		if err == nil && !slices.Equal(described(t, root), described(t, another)) {
+			t.Errorf("applied and staged make two trees")
 		}
 	})
 }
