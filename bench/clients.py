@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -89,10 +90,10 @@ class Api:
     async def __aexit__(self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         await self.session.close()
 
-    async def create(self, class_name: str, *, cpu_millis: int, memory_mib: int, disk_mib: int) -> Made:
+    async def create(self, class_name: str, template: str = "base", /, *, cpu_millis: int, memory_mib: int, disk_mib: int) -> Made:
         """Create a sandbox and wait until it is ready."""
         size = {"cpuMillis": cpu_millis, "memoryMib": memory_mib, "diskMib": disk_mib}
-        body: dict[str, Any] = {"class": class_name, "timeoutSeconds": 900, "size": size}
+        body: dict[str, Any] = {"class": class_name, "template": template, "timeoutSeconds": 900, "size": size}
         answer = await self._call("POST", "/v1/sandboxes", json=body)
         return Made(answer["id"], answer["placement"]["id"], answer["accessToken"])
 
@@ -116,6 +117,24 @@ class Api:
         """Delete it and wait until it is gone."""
         await self.delete(sandbox_id)
         await self.wait_gone(sandbox_id)
+
+    async def import_archive(self, name: str, archive: Path, *, within_s: float) -> None:
+        """Make a template of an archive, and wait until it is there. *Errors*: CannotMeasure."""
+        with archive.open("rb") as file:
+            sent = await self._call("PUT", "/v1/template-archives", data=file)
+        one = await self._call("POST", "/v1/template-imports", json={"name": name, "source": f"archive:{sent['archive']}"})
+        deadline = time.monotonic() + within_s
+        while one["state"] == "running" and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+            one = await self._call("GET", f"/v1/template-imports/{one['id']}")
+        if one["state"] != "ready":
+            raise CannotMeasure(f"the import of {name} is {one['state']}: {one.get('message')}")
+
+    async def delete_template(self, name: str) -> None:
+        """Have no template of this name."""
+        async with self.session.delete(f"{self.instance.url}/v1/templates/{name}", headers=self._headers) as answer:
+            if answer.status not in (200, 404):
+                raise CannotMeasure(f"template {name} cannot be deleted: {answer.status} {await answer.text()}")
 
     def through_edge(self, made: Made) -> Inside:
         """The way that clients take."""
