@@ -1,6 +1,7 @@
-// Command atoll-guest is the agent inside a sandbox: as PID 1 of a container, or as a service of a machine.
+// Command atoll-guest is the agent inside a sandbox: as PID 1 of a container or of a virtual machine, or as a service of a machine.
 //
-// Its whole configuration comes in the environment variable ATOLL_GUEST_CONFIG. It mounts nothing and raises no limits.
+// Its whole configuration comes in the environment variable ATOLL_GUEST_CONFIG; in that case it mounts nothing and raises no
+// limits. As the init of a kernel's first file system it makes the machine first, and is told by a disk (internal/guest/boot).
 package main
 
 import (
@@ -18,7 +19,10 @@ import (
 	"time"
 
 	"atoll.local/native/internal/guest"
+	"atoll.local/native/internal/guest/boot"
 	"atoll.local/native/internal/guest/control"
+	"atoll.local/native/internal/guest/group"
+	"atoll.local/native/internal/guest/reap"
 	"atoll.local/native/internal/guest/threads"
 	"atoll.local/native/internal/version"
 )
@@ -40,13 +44,26 @@ func main() {
 	}
 }
 
-func run() error {
-	text := os.Getenv(control.ConfigVariable)
+// configuration is what this guest was told, and whether it has made the machine that it is in.
+func configuration() (text []byte, machine bool, err error) {
+	if boot.IsMachine() {
+		text, err = boot.Machine()
+		return text, true, err
+	}
+	text = []byte(os.Getenv(control.ConfigVariable))
 	if err := os.Unsetenv(control.ConfigVariable); err != nil {
-		return err
+		return nil, false, err
 	}
 	wipeEnvironment()
-	config, err := control.ParseConfig([]byte(text))
+	return text, false, nil
+}
+
+func run() error {
+	text, virtual, err := configuration()
+	if err != nil {
+		return err
+	}
+	config, err := control.ParseConfig(text)
 	if err != nil {
 		return err
 	}
@@ -68,13 +85,25 @@ func run() error {
 	// Beside the first answers, not before them: making threads takes milliseconds, and no user runs anything yet.
 	go func() {
 		threads.Reserve(threadsReserved)
-		if isInit {
+		if isInit && !virtual {
 			limitProcesses(config.PidsMax)
 		}
 	}()
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	var users reap.Group
+	if virtual {
+		made, err := group.Make("/sys/fs/cgroup", config.PidsMax)
+		if err != nil {
+			return err
+		}
+		users = made
+		if err := listen(made, log); err != nil {
+			return err
+		}
+	}
 	return guest.New(guest.Options{
 		Config:         config,
+		Group:          users,
 		Machine:        machine,
 		PasswdPath:     "/etc/passwd",
 		GroupPath:      "/etc/group",

@@ -55,8 +55,10 @@ type Options struct {
 	GroupPath  string
 	// ReapEverything is for PID 1: orphans are reaped too.
 	ReapEverything bool
-	Now            func() time.Time
-	Log            *slog.Logger
+	// Group is the control group that processes of users are born into; nil: the agent's own.
+	Group reap.Group
+	Now   func() time.Time
+	Log   *slog.Logger
 }
 
 // Guest is the running agent.
@@ -85,7 +87,7 @@ func New(options Options) *Guest {
 		Users:    users.NewDirectory(options.PasswdPath, options.GroupPath),
 		Settings: g.settings,
 	}
-	g.reaper = reap.New(options.ReapEverything)
+	g.reaper = reap.New(options.ReapEverything, options.Group)
 	g.filesystem = filesystem.NewService(g.identity, g.disks)
 	g.processes = process.NewService(g.identity, g.reaper, threads.NewSlots(forkSlots))
 	g.start = &readiness.Start{

@@ -1,10 +1,12 @@
 package control
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,15 +38,38 @@ func (OwnMachine) SetClock(unixNano int64) error {
 	return err
 }
 
-// AddEntropy mixes a seed into the kernel's pool.
+// rndAddEntropy and rndReseedCRNG are requests of random(4).
+const (
+	rndAddEntropy = 0x40085203
+	rndReseedCRNG = 0x5207
+)
+
+// AddEntropy mixes a seed into the kernel's pool, and has the kernel draw from it at once: what was only written is taken up when
+// the kernel reseeds by itself, and until then two machines that were restored from one moment draw the same. Where the kernel is
+// not the machine's own, writing is all that it lets one do.
 func (OwnMachine) AddEntropy(seed []byte) error {
 	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	// struct rand_pool_info: bits, bytes, the bytes.
+	info := make([]byte, 8, 8+len(seed)+4)
+	binary.NativeEndian.PutUint32(info[:4], uint32(len(seed)*8))
+	binary.NativeEndian.PutUint32(info[4:8], uint32(len(seed)))
+	info = append(info, seed...)
+	if len(seed) > 0 && ioctl(f, rndAddEntropy, uintptr(unsafe.Pointer(&info[0]))) == nil && ioctl(f, rndReseedCRNG, 0) == nil {
+		return nil
+	}
 	_, err = f.Write(seed)
 	return err
+}
+
+func ioctl(f *os.File, request, argument uintptr) error {
+	if _, _, number := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, argument); number != 0 {
+		return number
+	}
+	return nil
 }
 
 // SetHostname names the machine, and makes the name resolve: sudo waits for DNS otherwise.

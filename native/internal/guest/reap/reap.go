@@ -26,6 +26,8 @@ var ErrGone = errors.New("process already finished")
 // Reaper owns the children of this process.
 type Reaper struct {
 	everything bool
+	// group is the control group that children are born into; nil: this process's own.
+	group Group
 
 	mu       sync.Mutex
 	children map[int]*Child
@@ -42,10 +44,17 @@ type Child struct {
 	status syscall.WaitStatus
 }
 
-// New starts collecting. With everything set, orphans that were handed to this process (PID 1) are reaped too.
-func New(everything bool) *Reaper {
+// Group is a control group by its descriptor.
+type Group interface {
+	FD() int
+}
+
+// New starts collecting. With everything set, orphans that were handed to this process (PID 1) are reaped too. A group is what
+// children are born into; nil: where this process is.
+func New(everything bool, group Group) *Reaper {
 	r := &Reaper{
 		everything: everything,
+		group:      group,
 		children:   make(map[int]*Child),
 		signals:    make(chan os.Signal, 1),
 	}
@@ -68,6 +77,9 @@ func (r *Reaper) Close() {
 func (r *Reaper) Start(path string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.group != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, r.group.FD()
+	}
 	pid, err := syscall.ForkExec(path, argv, attr)
 	if err != nil {
 		return nil, err

@@ -21,7 +21,7 @@ func start(t *testing.T, r *Reaper, script string) *Child {
 }
 
 func TestStatusesAreNotMixedUp(t *testing.T) {
-	r := New(false)
+	r := New(false, nil)
 	defer r.Close()
 	var wait sync.WaitGroup
 	for i := range 50 {
@@ -40,7 +40,7 @@ func TestStatusesAreNotMixedUp(t *testing.T) {
 }
 
 func TestSignalGroupReachesDescendants(t *testing.T) {
-	r := New(false)
+	r := New(false, nil)
 	defer r.Close()
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -65,7 +65,7 @@ func TestSignalGroupReachesDescendants(t *testing.T) {
 }
 
 func TestAFailedStartLeavesNothing(t *testing.T) {
-	r := New(false)
+	r := New(false, nil)
 	defer r.Close()
 	if _, err := r.Start("/no/such/program", []string{"x"}, &syscall.ProcAttr{}); !errors.Is(err, syscall.ENOENT) {
 		t.Fatal(err)

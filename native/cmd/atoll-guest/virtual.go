@@ -1,0 +1,85 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"syscall"
+	"time"
+
+	"atoll.local/native/internal/guest/boot"
+	"atoll.local/native/internal/guest/control"
+	"atoll.local/native/internal/guest/group"
+	"atoll.local/native/internal/guest/hostline"
+)
+
+// endPatience is how long processes have to end by themselves; a host that is less patient ends the machine.
+const (
+	endPatience = 10 * time.Second
+	endLook     = 20 * time.Millisecond
+)
+
+// virtual is the virtual machine that this guest is PID 1 of, for its host.
+type virtual struct {
+	control.OwnMachine
+	users *group.Group
+}
+
+// listen answers the host on the machine's serial line. A machine without one is served by its network alone.
+func listen(users *group.Group, log *slog.Logger) error {
+	line, err := hostline.Open("/sys", "/dev")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("the line to the host: %w", err)
+	}
+	go func() {
+		err := line.Listen(&virtual{users: users})
+		log.Error("guest.hostline.ended", "error", err)
+	}()
+	return nil
+}
+
+// Rest halts the processes of users; see hostline.Machine.
+func (v *virtual) Rest(sync bool) error {
+	if err := v.users.Freeze(); err != nil {
+		_ = v.users.Thaw()
+		return err
+	}
+	if sync {
+		syscall.Sync()
+	}
+	return nil
+}
+
+// Wake sets clock and chance before anything of a user's goes on.
+func (v *virtual) Wake(unixNano int64, entropy []byte) error {
+	if unixNano > 0 {
+		if err := v.SetClock(unixNano); err != nil {
+			return err
+		}
+	}
+	if len(entropy) > 0 {
+		if err := v.AddEntropy(entropy); err != nil {
+			return err
+		}
+	}
+	return v.users.Thaw()
+}
+
+// End asks all processes to end, and ends the machine when they have, or when it has waited long enough. It answers at once.
+func (v *virtual) End() error {
+	go func() {
+		_ = v.users.Thaw()
+		for deadline := time.Now().Add(endPatience); v.users.Signal(syscall.SIGTERM) > 0 && time.Now().Before(deadline); {
+			time.Sleep(endLook)
+			if v.users.Signal(0) == 0 {
+				break
+			}
+		}
+		boot.Restart()
+	}()
+	return nil
+}
