@@ -70,6 +70,8 @@ class Limits:
     pids_max: int | None = None
     devices: bool = False
     """Allow only the usual character devices (v1; on v2 a container must not be able to make device nodes)."""
+    more_devices: tuple[str, ...] = ()
+    """And these, as the kernel has them: `c 10:232 rwm`."""
 
 
 def detect(base: Path = Path("/sys/fs/cgroup"), table: list[mounts.Mount] | None = None) -> Layout:
@@ -129,7 +131,7 @@ def limit_writes(layout: Layout, group: str, limits: Limits) -> list[tuple[Path,
             put("cpu", "cpu.cfs_quota_us", str(quota))
     if limits.devices and not two and layout.root("devices") is not None:
         put("devices", "devices.deny", "a")
-        for rule in DEVICES_V1:
+        for rule in (*DEVICES_V1, *limits.more_devices):
             put("devices", "devices.allow", rule)
     return writes
 

@@ -133,6 +133,12 @@ def set_up(index: int) -> Request:
     return Request(RTM_SETLINK, 0, _IFINFO.pack(0, 0, index, IFF_UP, IFF_UP), f"set link {index} up")
 
 
+def set_hardware(index: int, address: str) -> Request:
+    """Give a device its hardware address."""
+    body = _IFINFO.pack(0, 0, index, 0, 0) + attribute(IFLA_ADDRESS, mac(address))
+    return Request(RTM_SETLINK, 0, body, f"set hardware address of {index}")
+
+
 def set_alias(name: str, alias: str) -> Request:
     """Write a note on a device: whose it is."""
     body = _IFINFO.pack(0, 0, 0, 0, 0) + attribute(IFLA_IFNAME, _text(name)) + attribute(IFLA_IFALIAS, alias.encode())

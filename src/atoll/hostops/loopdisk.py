@@ -25,18 +25,21 @@ _LO_FLAGS_AUTOCLEAR: Final = 4
 # encrypt_key_size, flags, file_name[64], crypt_name[64], encrypt_key[32], init[2]), reserved[8].
 _LOOP_CONFIG: Final = struct.Struct("=II QQQQQIIII 64s 64s 32s QQ 8Q")
 _TRIES: Final = 64
+JOURNAL_MIB: Final = 4
 
 
-def make(path: Path, size_mib: int) -> None:
+def make(path: Path, size_mib: int, *, journal: bool = False) -> None:
     """Make a sparse file with an empty ext4 of this size, whole or not at all.
 
-    No journal: what it holds lives no longer than its sandbox, and a host that crashed checks it before it is used again.
+    No journal: what it holds lives no longer than its sandbox, and a host that crashed checks it before it is used again. With `journal`:
+    for a guest with a kernel of its own, which may be ended at any moment.
     *Errors*: OSError (ENOSPC) when the host's disk is full, or mkfs's own words.
     """
     temporary = path.with_name(f".{path.name}.unfinished")
     with temporary.open("wb") as file:
         file.truncate(size_mib << 20)
-    options = ["-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode", "-E", "lazy_itable_init=1,nodiscard,assume_storage_prezeroed=1"]
+    features = ["-O", "^resize_inode", "-J", f"size={JOURNAL_MIB}"] if journal else ["-O", "^has_journal,^resize_inode"]
+    options = ["-q", "-F", "-m", "0", *features, "-E", "lazy_itable_init=1,nodiscard,assume_storage_prezeroed=1"]
     done = _mkfs(options, temporary)
     if done.returncode != 0:
         # e2fsprogs before 1.47 has no assume_storage_prezeroed.

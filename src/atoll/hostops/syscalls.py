@@ -7,6 +7,8 @@ import os
 from typing import Final
 
 CLONE_NEWNS: Final = 0x00020000
+CLONE_NEWUTS: Final = 0x04000000
+CLONE_NEWIPC: Final = 0x08000000
 CLONE_NEWNET: Final = 0x40000000
 
 MS_RDONLY: Final = 1
@@ -18,6 +20,7 @@ MS_NOATIME: Final = 1024
 MS_BIND: Final = 4096
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
+MS_SLAVE: Final = 1 << 19
 MNT_DETACH: Final = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)

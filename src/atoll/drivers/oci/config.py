@@ -18,6 +18,8 @@ class RuntimeKind(StrEnum):
 
     RUNSC = "runsc"
     CRUN = "crun"
+    QEMU = "qemu"
+    """No container at all: `drivers/qemu`, which shares the rest with them."""
 
 
 @dataclass(frozen=True, slots=True)

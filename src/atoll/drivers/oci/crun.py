@@ -52,9 +52,10 @@ class SpareDisks:
     as all that the host has to write; so the copies are made durable beforehand, and not while whoever took one is starting.
     """
 
-    def __init__(self, directory: Path, ahead: int) -> None:
+    def __init__(self, directory: Path, ahead: int, *, journal: bool = False) -> None:
         self._directory = directory
         self._ahead = ahead
+        self._journal = journal
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._making = threading.Lock()
@@ -89,7 +90,7 @@ class SpareDisks:
         path = self._directory / f"{size_mib}.img"
         with self._making:
             if not path.exists():
-                loopdisk.make(path, size_mib)
+                loopdisk.make(path, size_mib, journal=self._journal)
         return path
 
     def _spares(self, size_mib: int) -> list[Path]:

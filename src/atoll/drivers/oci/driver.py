@@ -77,7 +77,7 @@ class OciDriver(Saving):
         self._pool = pool
         self._runtime = runtime
         self._step = on_step
-        self._images = Images(config, self._blocking)
+        self._images = self._make_images()
         self._layout = cgroups.detect()
         self._view = look.View(config.state_dir, self._layout, self._names.cgroup, runtime)
         self._live: dict[str, _Live] = {}
@@ -90,18 +90,25 @@ class OciDriver(Saving):
         self._tasks: set[asyncio.Task[None]] = set()
         self._expecting: asyncio.Task[None] | None = None
         gvisor = config.runtime is RuntimeKind.RUNSC
-        self._capabilities = Capabilities(
-            name=f"oci-{config.runtime}",
+        self._capabilities = self._declare()
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        self._nofile_max = GVISOR_NOFILE_MAX if gvisor or hard == resource.RLIM_INFINITY else hard
+
+    def _make_images(self) -> Images:
+        return Images(self._config, self._blocking)
+
+    def _declare(self) -> Capabilities:
+        gvisor = self._config.runtime is RuntimeKind.RUNSC
+        return Capabilities(
+            name=f"oci-{self._config.runtime}",
             isolation=Isolation.GVISOR if gvisor else Isolation.SHARED_KERNEL,
             arch=os.uname().machine,
             stop_keeps_disk=not gvisor,
             pauses=cgroups.freezes(self._layout),
-            saves=runtime.saves,
+            saves=self._runtime.saves,
             metered=True,
-            layers=config.packer is not None,
+            layers=self._config.packer is not None,
         )
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        self._nofile_max = GVISOR_NOFILE_MAX if gvisor or hard == resource.RLIM_INFINITY else hard
 
     @property
     def capabilities(self) -> Capabilities:
@@ -264,6 +271,15 @@ class OciDriver(Saving):
 
     def _write_bundle(self, order: Order, slot: Slot, rootfs: Path) -> None:
         directory = self._view.directory(order.placement_id)
+        try:
+            self._write_what_it_is(order, slot, rootfs)
+            (directory / PID_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._disk_error(error) from error
+
+    def _write_what_it_is(self, order: Order, slot: Slot, rootfs: Path) -> None:
+        """The bundle, by which a runtime and its guest know what to be. *Errors*: OSError."""
+        directory = self._view.directory(order.placement_id)
         places = bundle.Places(
             rootfs=str(self._runtime.rootfs(directory, rootfs)),
             guest_binary=str(self._config.guest_binary),
@@ -275,11 +291,7 @@ class OciDriver(Saving):
             tmpfs_percent=self._config.tmpfs_percent,
             command=self._config.guest_command,
         )
-        try:
-            (directory / BUNDLE).write_text(json.dumps(bundle.make(self._config.runtime, order, places)))
-            (directory / PID_FILE).unlink(missing_ok=True)
-        except OSError as error:
-            raise self._disk_error(error) from error
+        (directory / BUNDLE).write_text(json.dumps(bundle.make(self._config.runtime, order, places)))
 
     async def start(self, order: Order) -> Seen:
         async with self._lock(order.placement_id):
@@ -294,10 +306,11 @@ class OciDriver(Saving):
                 return look.seen(await self._look(order.placement_id))
             await self._prepare(order, rootfs)
         else:
-            rootfs = self._images.cache.look_up(order.spec.image, order.spec.image_name).rootfs
+            rootfs = self._images.ready_root(order.spec)
         return await self._start(order, live, rootfs, self._runtime.start)
 
     def _launch(self, order: Order, rootfs: Path) -> Launch:
+        live = self._live.get(order.placement_id)
         return Launch(
             container_id=order.placement_id,
             directory=self._view.directory(order.placement_id),
@@ -305,6 +318,7 @@ class OciDriver(Saving):
             order=order,
             rootfs=rootfs,
             resolv_conf=self._config.run_dir / RESOLV_CONF,
+            slot=None if live is None else live.slot,
         )
 
     async def _start(self, order: Order, live: _Live, rootfs: Path, begin: Callable[[Launch], int]) -> Seen:
@@ -490,10 +504,14 @@ class OciDriver(Saving):
             return await self._start_in(order, await self._blocking(self._empty_root))
 
         try:
-            return await selftest.boot(self._config, begin)
+            return await selftest.boot(self._config, begin, limit_s=self._boot_s())
         finally:
             with contextlib.suppress(AtollError, OSError):
                 await asyncio.shield(self.remove(order.placement_id))
+
+    def _boot_s(self) -> float:
+        """How long the self-check's guest may take."""
+        return selftest.BOOT_S
 
     async def _start_in(self, order: Order, rootfs: Path) -> Seen:
         """Prepare and start with a root that is no image."""

@@ -60,6 +60,10 @@ class Images:
         touch(image)
         return image.rootfs
 
+    def ready_root(self, spec: Spec) -> Path:
+        """The root of an image that has been looked at: what `root_of` has given. *Errors*: Refused IMAGE_UNAVAILABLE, IMAGE_CORRUPT."""
+        return self.cache.look_up(spec.image, spec.image_name).rootfs
+
     def _is_ready(self, spec: Spec) -> bool:
         try:
             self.cache.look_up(spec.image, spec.image_name)

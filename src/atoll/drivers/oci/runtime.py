@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
+from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.port import Order
 from atoll.hostops import processes
 
@@ -33,6 +34,8 @@ class Launch:
     order: Order
     rootfs: Path
     resolv_conf: Path
+    slot: Slot | None = None
+    """Where it is to be; None for what is only looked at, or saved."""
 
 
 class Runtime(Protocol):
@@ -126,7 +129,9 @@ def tell(command: Sequence[str], *, timeout_s: float, code: Code) -> str:
     return done.stdout
 
 
-def run(command: Sequence[str], *, console: Path, environment: Mapping[str, str] | None = None) -> None:
+def run(
+    command: Sequence[str], *, console: Path, environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+) -> None:
     """Run a runtime's command to its end, with the console as the container's output.
 
     *Errors*: Refused(START_FAILED) with its last words, Refused(RUNTIME_MISSING).
@@ -143,6 +148,7 @@ def run(command: Sequence[str], *, console: Path, environment: Mapping[str, str]
             stderr=output,
             env=dict(environment) if environment is not None else None,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
         # Popen.wait with a timeout looks again only every 50 ms; the descriptor says it at once.
         if not processes.wait_end(process.pid, START_TIMEOUT_S):
@@ -155,10 +161,11 @@ def run(command: Sequence[str], *, console: Path, environment: Mapping[str, str]
     finally:
         os.close(output)
     if result != 0:
-        raise Refused(Code.START_FAILED, f"{Path(command[0]).name} ended with {result}: {_last_words(console, before)}")
+        raise Refused(Code.START_FAILED, f"{Path(command[0]).name} ended with {result}: {last_words(console, before)}")
 
 
-def _last_words(console: Path, offset: int) -> str:
+def last_words(console: Path, offset: int) -> str:
+    """What was said on a console from an offset on, the end of it."""
     with console.open("rb") as file:
         file.seek(max(offset, 0))
         text = file.read(65536).decode(errors="replace").strip()

@@ -21,6 +21,7 @@ from atoll.wire.guest import GUEST_PORT
 SANDBOX_ID: Final = "self-check"
 BOOT_S: Final = 3.0
 FIX: Final = "read the detail; `make up` builds the runtime anew, and the kernel must allow namespaces and seccomp"
+_ISOLATION: Final = {RuntimeKind.RUNSC: Isolation.GVISOR, RuntimeKind.CRUN: Isolation.SHARED_KERNEL, RuntimeKind.QEMU: Isolation.VM}
 _LOOK_EVERY_S: Final = 0.005
 _REQUEST: Final = b"GET /health HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n"
 
@@ -32,9 +33,9 @@ def order(kind: RuntimeKind, dice: Dice) -> Order:
         template_id="",
         image="",
         image_name="",
-        isolation=Isolation.GVISOR if kind is RuntimeKind.RUNSC else Isolation.SHARED_KERNEL,
+        isolation=_ISOLATION[kind],
         cpu_millis=2000,
-        memory_mib=128,
+        memory_mib=256 if kind is RuntimeKind.QEMU else 128,
         disk_mib=64,
         pids_max=64,
         timeout_s=60,
@@ -44,17 +45,17 @@ def order(kind: RuntimeKind, dice: Dice) -> Order:
     return Order(new_id(Prefix.PLACEMENT, dice), SANDBOX_ID, 1, spec, dice(16).hex(), key, SANDBOX_ID)
 
 
-async def boot(config: OciConfig, begin: Callable[[], Awaitable[Seen]]) -> Probe:
-    """Start with `begin` and wait for the guest's answer; the caller removes it."""
+async def boot(config: OciConfig, begin: Callable[[], Awaitable[Seen]], *, limit_s: float = BOOT_S) -> Probe:
+    """Start with `begin` and wait for the guest's answer; the caller removes it. *Units*: seconds."""
     name = f"runtime.{config.runtime}.boot"
     started = time.monotonic()
     try:
-        async with asyncio.timeout(BOOT_S):
+        async with asyncio.timeout(limit_s):
             seen = await begin()
             answered = await answers(seen.address or "", config.guest_command)
     except (AtollError, OSError) as error:
         # TimeoutError is an OSError without words.
-        return Probe(name, ok=False, detail=str(error) or f"no answer within {BOOT_S:.0f} s", fix=FIX)
+        return Probe(name, ok=False, detail=str(error) or f"no answer within {limit_s:.0f} s", fix=FIX)
     detail = f"a guest answered after {(time.monotonic() - started) * 1000:.0f} ms" if answered else "something else answered"
     return Probe(name, ok=answered, detail=detail, fix=FIX)
 

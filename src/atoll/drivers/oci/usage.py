@@ -16,6 +16,8 @@ from atoll.drivers.port import Usage
 from atoll.hostops import cgroups
 
 _BLOCK_BYTES: Final = 512
+MACHINE_DISK: Final = "vm/disk.img"
+"""Where a virtual machine has it."""
 
 
 def measure(view: View, placement_ids: Sequence[str], files: dict[str, Path]) -> dict[str, Usage]:
@@ -31,8 +33,9 @@ def measure(view: View, placement_ids: Sequence[str], files: dict[str, Path]) ->
 
 def _disk_bytes(directory: Path, placement_id: str, files: dict[str, Path]) -> int:
     """What the host's disk holds of the placement's: a sparse image of a file system, or the file in which the sentry keeps it."""
-    with contextlib.suppress(OSError):
-        return (directory / DISK_IMAGE).stat().st_blocks * _BLOCK_BYTES
+    for image in (directory / DISK_IMAGE, directory / MACHINE_DISK):
+        with contextlib.suppress(OSError):
+            return image.stat().st_blocks * _BLOCK_BYTES
     kept = f"{directory / DISK_DIRECTORY}/"
     blocks = _blocks(files[placement_id], kept) if placement_id in files else None
     if blocks is None and (pid := read_pid(directory)) is not None:

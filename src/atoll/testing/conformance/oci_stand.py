@@ -34,6 +34,7 @@ from atoll.wire.guest import Init
 SUBNETS: Final = range(32, 64)
 POOL: Final = 3
 GUEST_PATIENCE_S: Final = 20.0
+ISOLATIONS: Final = {RuntimeKind.RUNSC: Isolation.GVISOR, RuntimeKind.CRUN: Isolation.SHARED_KERNEL, RuntimeKind.QEMU: Isolation.VM}
 
 
 def missing(kind: RuntimeKind, binaries: Path, cache: Path) -> str | None:
@@ -61,6 +62,8 @@ class OciStand:
     """A Stand with an oci driver on a state directory of its own."""
 
     memory_mib_min = 256
+    patience_s = GUEST_PATIENCE_S
+    """How long a guest may take until it answers."""
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class OciStand:
         self.mark, self._subnet = self.identity = known
         self.key = Ed25519PrivateKey.generate()
         self._image = ImageCache(cache).current("base")
+        self._given_cache = cache
         self._cache = home / "cache"
         (self._cache / "templates").mkdir(parents=True, exist_ok=True)
         if not (self._cache / "templates" / "base").exists():
@@ -106,7 +110,10 @@ class OciStand:
 
     def _make(self) -> tuple[SlotPool, OciDriver]:
         pool = slot_pool(self.mark, subnet=self._subnet, size=POOL)
-        return pool, oci_driver(self.config, pool, on_step=self._on_step)
+        return pool, self._driver_of(self.config, pool)
+
+    def _driver_of(self, config: OciConfig, pool: SlotPool) -> OciDriver:
+        return oci_driver(config, pool, on_step=self._on_step)
 
     def rebuild(self) -> None:
         """Make the driver again from a changed `config`; before `open`."""
@@ -129,7 +136,7 @@ class OciStand:
     # -- the Stand
 
     def order(self, **spec: Any) -> Order:
-        isolation = Isolation.GVISOR if self.config.runtime is RuntimeKind.RUNSC else Isolation.SHARED_KERNEL
+        isolation = ISOLATIONS[self.config.runtime]
         plain = Spec(
             class_name="default",
             template_id="tpl_conformance",
@@ -168,7 +175,7 @@ class OciStand:
 
     async def stranger(self) -> Driver:
         mark = Mark(self.mark.install_id, new_id(Prefix.HOST, os.urandom))
-        other = oci_driver(replace(self.config, mark=mark), self._pool)
+        other = self._driver_of(replace(self.config, mark=mark), self._pool)
         await other.open(self._on_exit)
         self._strangers.append(other)
         return other
@@ -176,7 +183,7 @@ class OciStand:
     async def guest(self, order: Order, seen: Seen) -> GuestClient:
         assert seen.address is not None
         client = GuestClient(seen.address, order, self.key)
-        await client.hello(patience_s=GUEST_PATIENCE_S)
+        await client.hello(patience_s=self.patience_s)
         await client.init(Init(default_user="user", hostname=order.hostname))
         return client
 

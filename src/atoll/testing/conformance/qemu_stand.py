@@ -1,0 +1,46 @@
+"""The stand of the `qemu` driver: as those of the `oci` drivers, with virtual machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from atoll.drivers.oci.config import OciConfig
+from atoll.drivers.oci.driver import OciDriver
+from atoll.drivers.oci.slots import SlotPool
+from atoll.drivers.qemu.config import MachineConfig
+from atoll.drivers.qemu.driver import QemuDriver
+from atoll.testing.conformance.oci_stand import OciStand
+
+
+def missing(binaries: Path, cache: Path) -> str | None:
+    """What this machine lacks for the stand, and how to get it; None when nothing."""
+    config = MachineConfig(cache)
+    if os.geteuid() != 0:
+        return "root (run the tests with sudo)"
+    if not (binaries / "atoll-guest").exists():
+        return f"{binaries / 'atoll-guest'} (make build)"
+    if not (cache / "templates" / "base" / "current").exists():
+        return f"the base template in {cache} (make up)"
+    for path in (config.qemu, config.mkfs, cache / "kernels" / "current"):
+        if not path.exists():
+            return f"{path} (scripts/setup.py --only machines)"
+    return None
+
+
+class QemuStand(OciStand):
+    """Machines without hardware virtualization are allowed here: they are what can be tested anywhere."""
+
+    patience_s = 90.0
+
+    def _driver_of(self, config: OciConfig, pool: SlotPool) -> OciDriver:
+        return QemuDriver(config, MachineConfig(self._machines_cache, emulated=True), pool, on_step=self._on_step)
+
+    @property
+    def _machines_cache(self) -> Path:
+        """The kernel is the machine's own, like the base template."""
+        kernels = self._cache / "kernels"
+        with contextlib.suppress(FileExistsError):
+            kernels.symlink_to(self._given_cache / "kernels")
+        return self._cache
