@@ -28,7 +28,8 @@ INNER_VM: Final = "/vm"
 INNER_IMAGE: Final = "/image"
 INNER_KERNEL: Final = "/kernel"
 INNER_INITRD: Final = "/initrd"
-INNER_QEMU: Final = "/bin/qemu-system-x86_64"
+INNER_QEMU: Final = "/usr/bin/qemu-system-x86_64"
+"""Where the distribution has it: it finds its modules by its own place."""
 INNER_FIRMWARE: Final = "/firmware"
 FIRMWARE: Final = ("bios-microvm.bin", "linuxboot_dma.bin", "linuxboot.bin", "pvh.bin", "kvmvapic.bin")
 _MODULES: Final = ("accel-*.so",)

@@ -100,8 +100,10 @@ def wait_until_there(directory: Path, pid: int, *, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            connect(directory, SOCKET, timeout_s=1.0).close()
-            return True
+            with connect(directory, SOCKET, timeout_s=timeout_s) as peer:
+                # It greets when it has begun to work, which is later than it listens.
+                if peer.recv(1):
+                    return True
         if not Path(f"/proc/{pid}/cgroup").exists() or _is_zombie(pid):
             return False
         time.sleep(_LOOK_EVERY_S)
