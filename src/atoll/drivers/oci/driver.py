@@ -83,6 +83,8 @@ class OciDriver(Saving):
         self._live: dict[str, _Live] = {}
         self._disk_files: dict[str, Path] = {}
         """Where the sentries' files were found; for measuring."""
+        self._checks: set[str] = set()
+        """Placements of self-checks: how they end is the check's own to know."""
         self._watches = Watches(self._ended)
         self._locks: dict[str, _Lock] = {}
         self._on_exit: OnExit | None = None
@@ -499,6 +501,7 @@ class OciDriver(Saving):
 
     async def _probe_boot(self) -> Probe:
         order = selftest.order(self._config.runtime, os.urandom)
+        self._checks.add(order.placement_id)
 
         async def begin() -> Seen:
             return await self._start_in(order, await self._blocking(self._empty_root))
@@ -508,6 +511,7 @@ class OciDriver(Saving):
         finally:
             with contextlib.suppress(AtollError, OSError):
                 await asyncio.shield(self.remove(order.placement_id))
+            self._checks.discard(order.placement_id)
 
     def _boot_s(self) -> float:
         """How long the self-check's guest may take."""
@@ -576,7 +580,7 @@ class OciDriver(Saving):
         if how in (None, "signal 9") and cgroups.oom_kills(self._layout, self._view.group(placement_id)):
             how = "oom"
         live = self._live.get(placement_id)
-        if live is not None and not live.ending:
+        if live is not None and not live.ending and placement_id not in self._checks:
             live.reason = how or "exited"
             self._spawn(self._tell(placement_id, live.reason), f"exit of {placement_id}")
 
