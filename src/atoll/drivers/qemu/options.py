@@ -21,6 +21,8 @@ CONFIG: Final = "config.img"
 MEMORY: Final = "memory"
 DEVICES: Final = "devices"
 SECTOR: Final = 512
+KERNEL_MIB: Final = 64
+"""What a guest's kernel, and the agent, have of its memory; file systems in memory may not count on it."""
 SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -101,7 +103,8 @@ def _disk(name: str, path: str, *, writable: bool) -> list[str]:
 
 def guest_disk(order: Order, *, resolver: str, tmpfs_percent: tuple[int, int, int]) -> bytes:
     """The small disk by which a guest is told what it is; `native/internal/guest/boot` reads it. Holds no secret."""
-    tmp, shm, run = (max(1, order.spec.memory_mib * percent // 100) for percent in tmpfs_percent)
+    usable = max(KERNEL_MIB, order.spec.memory_mib - KERNEL_MIB)
+    tmp, shm, run = (max(1, usable * percent // 100) for percent in tmpfs_percent)
     guest = GuestConfig(
         sandbox_id=order.sandbox_id,
         placement_id=order.placement_id,

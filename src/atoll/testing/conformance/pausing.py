@@ -8,7 +8,8 @@ from atoll.base.errors import Code
 from atoll.drivers.port import Order, Power
 from atoll.testing.conformance.stand import Stand, refusal, shell
 
-COUNTER = "i=0; while :; do i=$((i+1)); echo $i >/count; sleep 0.02; done"
+COUNTER = "i=0; while :; do i=$((i+1)); echo $i >>/count; sleep 0.02; done"
+"""Its last line is the count: a file that is written anew is empty for a moment."""
 IDLE_S = 1.0
 CPU_S_MAX = 0.05
 
@@ -100,9 +101,9 @@ async def a_frozen_guest_does_nothing_and_then_goes_on(stand: Stand) -> None:
         await stand.driver.pause(order.placement_id)
         await asyncio.sleep(IDLE_S)
         await stand.driver.resume(order.placement_id)
-        first = int((await shell(guest, "cat /count")).out)
+        first = int((await shell(guest, "tail -n 1 /count")).out)
         await asyncio.sleep(0.5)
-        second = int((await shell(guest, "cat /count")).out)
+        second = int((await shell(guest, "tail -n 1 /count")).out)
         assert 0 < first < second, f"{first} {second}: it goes on counting where it was"
     assert second < 400, f"{second}: nothing was counted while it was frozen"
     await stand.driver.remove(order.placement_id)

@@ -10,7 +10,7 @@ from atoll.drivers.oci.config import OciConfig
 from atoll.drivers.oci.driver import OciDriver
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.qemu.config import MachineConfig
-from atoll.drivers.qemu.driver import QemuDriver
+from atoll.drivers.qemu.driver import FOUND, QemuDriver
 from atoll.testing.conformance.oci_stand import OciStand
 
 
@@ -33,6 +33,17 @@ class QemuStand(OciStand):
     """Machines without hardware virtualization are allowed here: they are what can be tested anywhere."""
 
     patience_s = 90.0
+    _found: str | None = None
+    """What the first stand has found that machines run on: it takes seconds to find out."""
+
+    async def open(self) -> None:
+        note = self.config.run_dir / FOUND
+        if QemuStand._found is not None:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(QemuStand._found)
+        await super().open()
+        if note.exists():
+            QemuStand._found = note.read_text()
 
     def _driver_of(self, config: OciConfig, pool: SlotPool) -> OciDriver:
         return QemuDriver(config, MachineConfig(self._machines_cache, emulated=True), pool, on_step=self._on_step)

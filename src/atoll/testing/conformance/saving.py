@@ -10,7 +10,8 @@ from atoll.drivers.port import Order, Power, Seen
 from atoll.testing.conformance.guest import GuestClient
 from atoll.testing.conformance.stand import Stand, refusal, shell
 
-COUNTER = "i=0; while :; do i=$((i+1)); echo $i >/count; sleep 0.02; done"
+COUNTER = "i=0; while :; do i=$((i+1)); echo $i >>/count; sleep 0.02; done"
+"""Its last line is the count: a file that is written anew is empty for a moment."""
 CYCLES = 20
 
 
@@ -110,13 +111,13 @@ async def memory_and_files_are_of_one_moment(stand: Stand) -> None:
     order = stand.order()
     guest = await stand.guest(order, await stand.driver.start(order))
     await shell(guest, f"({COUNTER}) >/dev/null 2>&1 & head -c 3000000 /dev/urandom >/kept; echo tmp >/tmp/kept")
-    before = (await shell(guest, "md5sum /kept; cat /proc/sys/kernel/random/boot_id; cat /count")).out.split()
+    before = (await shell(guest, "md5sum /kept; cat /proc/sys/kernel/random/boot_id; tail -n 1 /count")).out.split()
     await stand.driver.save(order, SaveMode.FULL)
     await asyncio.sleep(1.0)
     _, guest = await _back(stand, order)
-    first = (await shell(guest, "md5sum /kept; cat /proc/sys/kernel/random/boot_id; cat /count; cat /tmp/kept")).out.split()
+    first = (await shell(guest, "md5sum /kept; cat /proc/sys/kernel/random/boot_id; tail -n 1 /count; cat /tmp/kept")).out.split()
     await asyncio.sleep(0.5)
-    second = (await shell(guest, "cat /count")).out
+    second = (await shell(guest, "tail -n 1 /count")).out
     assert (first[0], first[2], first[4]) == (before[0], before[2], "tmp")
     assert int(before[3]) <= int(first[3]) < int(second), "what counted goes on where it was"
     _, guest = await _rebooted(stand, order)
@@ -143,7 +144,7 @@ async def twenty_cycles_lose_nothing(stand: Stand) -> None:
         _, guest = await _back(stand, order)
         found = (await shell(guest, f"for i in $(seq 0 {number}); do md5sum </all/$i; done")).out
         assert found == "".join(sums), f"cycle {number}"
-        count = int((await shell(guest, "sleep 0.1; cat /count")).out)
+        count = int((await shell(guest, "sleep 0.1; tail -n 1 /count")).out)
         assert count > counted, f"cycle {number}: the process that counts is gone"
         counted = count
     await _gone(stand, order)
