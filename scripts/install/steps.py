@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 from collections.abc import Callable
 from typing import Final
 
 from install import base_template, environments, native, packages
+from install import machines as machine_files
 from install.progress import Reporter, Step
 
 USER: Final = "atoll"
 
 # Steps that change the machine outside this checkout.
-NEED_ROOT: Final = frozenset({"packages", "user", "base"})
+NEED_ROOT: Final = frozenset({"packages", "user", "base", "machines"})
 PURPOSES: Final = ("run", "check", "test")
 
 
@@ -33,10 +35,13 @@ def steps_for(purpose: str) -> tuple[Step, ...]:
         Step("runsc", "runsc", native.ensure_runsc, after=("go",)),
         Step("registry", "registry", native.ensure_registry, after=("go",)),
     )
+    machines = Step("machines", "QEMU and a kernel for virtual machines", machine_files.ensure, after=("packages",))
     if purpose == "run":
-        return common
+        # Only where the operator wants them: they are as large as all the rest.
+        return (*common, machines) if os.environ.get("ATOLL_MACHINES", "off") != "off" else common
     return (
         *common,
+        machines,
         Step("s3server", "S3 server for tests", native.ensure_s3server, after=("go",)),
         Step("sdk", "old Python SDK", environments.ensure_old_sdk, after=("python",)),
         Step("clients", "registry clients", native.ensure_clients, after=("go",)),

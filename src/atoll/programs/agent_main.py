@@ -111,10 +111,13 @@ def shelf(place: Layout, unpacking: Unpacking) -> Shelf:
 
 
 def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, unpacking: Unpacking) -> dict[Isolation, Driver]:
-    """GVisor by runsc, a shared kernel by crun or runc. They share one slot pool."""
+    """GVisor by runsc, a shared kernel by crun or runc, virtual machines by QEMU where the operator wants them. They share one slot pool."""
     from atoll.domain.spec import Isolation
     from atoll.drivers.oci.build import oci_driver, slot_pool
     from atoll.drivers.oci.config import OciConfig, RuntimeKind
+    from atoll.drivers.qemu.build import qemu_driver
+    from atoll.drivers.qemu.config import MachineConfig
+    from atoll.programs.machines import Machines
 
     pool = slot_pool(mark, subnet=config.subnet or 0)
     binaries = bin_directory()
@@ -123,7 +126,7 @@ def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, unpacking: Unpac
         return OciConfig(
             runtime=kind,
             state_dir=place.sandboxes,
-            run_dir=place.run / "oci",
+            run_dir=place.run / ("qemu" if kind is RuntimeKind.QEMU else "oci"),
             image_cache=cache_directory(),
             guest_binary=binaries / "atoll-guest",
             mark=mark,
@@ -134,10 +137,14 @@ def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, unpacking: Unpac
             packer=binaries / "atoll-io",
         )
 
-    return {
+    found: dict[Isolation, Driver] = {
         Isolation.GVISOR: oci_driver(of(RuntimeKind.RUNSC), pool),
         Isolation.SHARED_KERNEL: oci_driver(of(RuntimeKind.CRUN), pool),
     }
+    if config.machines is not Machines.OFF:
+        machines = MachineConfig(cache_directory(), emulated=config.machines is Machines.EMULATED)
+        found[Isolation.VM] = qemu_driver(of(RuntimeKind.QEMU), machines, pool)
+    return found
 
 
 def objects(place: Layout, config: HostConfig) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from atoll.domain.inventory import Overcommit
 from atoll.programs import instance, subnets
 from atoll.programs.files import make_directory, write_whole
 from atoll.programs.layout import Layout
+from atoll.programs.machines import Machines
 
 SLOTS: Final = 2048
 OVERCOMMIT: Final = Overcommit(cpu=16.0, memory=1.0, disk=8.0)
@@ -65,6 +66,7 @@ class HostConfig:
     authority: Path | None = None
     """Who signs control's certificate, where the machine does not know it."""
     driver: DriverName = DriverName.OCI
+    machines: Machines = Machines.OFF
     joined: bool = False
     """Over the network: there is no instance around it."""
 
@@ -86,7 +88,7 @@ def load(place: Layout) -> HostConfig:
 
 def of_instance(config: instance.Config) -> HostConfig:
     """The host that an instance brings along."""
-    return HostConfig(config.install_id, config.host_name, (config.control_url,), config.subnet)
+    return HostConfig(config.install_id, config.host_name, (config.control_url,), config.subnet, machines=config.machines)
 
 
 def _read(place: Layout) -> HostConfig:
@@ -118,6 +120,7 @@ def _of(place: Layout, raw: Mapping[str, Any]) -> HostConfig:
         slots=int(raw.get("slots", SLOTS)),
         authority=None if not authority else place.home / str(authority),
         driver=DriverName(str(raw.get("driver", DriverName.OCI))),
+        machines=Machines(str(raw.get("machines", Machines.OFF))),
         joined=True,
     )
 
@@ -144,6 +147,8 @@ def _text(place: Layout, config: HostConfig) -> str:
         "# Addresses of sandboxes are in 10.(64 + subnet).0.0/16.",
         *([f"subnet = {config.subnet}"] if config.subnet is not None else []),
         f"driver = {json.dumps(config.driver.value)}",
+        "# Virtual machines: off, kvm, or emulated (without hardware virtualization, too). May be changed; the agent reads it when it starts.",
+        f"machines = {json.dumps(config.machines.value)}",
         "# What follows is registered with control. To change it, drain, disable and reset the host, and join again.",
         f"region = {json.dumps(config.region)}",
         f"slots = {config.slots}",

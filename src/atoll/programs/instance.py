@@ -17,7 +17,7 @@ import socket
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,7 @@ from atoll.images.signing import CHAIN_FILE, KEY_FILE
 from atoll.programs import subnets
 from atoll.programs.files import make_directory, read_json, write_whole
 from atoll.programs.layout import Layout
+from atoll.programs.machines import Machines
 from atoll.programs.users import Account, closed_on_the_way
 
 KEY_PREFIX: Final = "e2b_"
@@ -52,6 +53,7 @@ class Config:
     port: int
     subnet: int
     host_name: str
+    machines: Machines = Machines.OFF
 
     @property
     def domain(self) -> str:
@@ -90,7 +92,8 @@ def load(layout: Layout) -> Config:
     """*Errors*: Refused NOT_RUNNING (no instance there), SETUP_FAILED (its configuration is broken)."""
     try:
         raw = tomllib.loads(layout.config.read_text())
-        config = Config(str(raw["install_id"]), int(raw["port"]), int(raw["subnet"]), str(raw["host_name"]))
+        machines = Machines(str(raw.get("machines", Machines.OFF)))
+        config = Config(str(raw["install_id"]), int(raw["port"]), int(raw["subnet"]), str(raw["host_name"]), machines)
     except FileNotFoundError:
         raise Refused(Code.NOT_RUNNING, f"there is no instance in {layout.home}") from None
     except (OSError, KeyError, ValueError, TypeError, tomllib.TOMLDecodeError) as error:
@@ -118,8 +121,13 @@ def port_wanted(environ: os._Environ[str] | dict[str, str] = os.environ) -> int 
     return int(text)
 
 
-def ensure_config(layout: Layout, *, port: int | None, dice: Callable[[int], bytes], may_move: bool = True) -> Config:
-    """Have the instance's configuration: make it, or read it and follow a changed port (`may_move`: while nothing runs)."""
+def ensure_config(
+    layout: Layout, *, port: int | None, dice: Callable[[int], bytes], may_move: bool = True, machines: Machines | None = None
+) -> Config:
+    """Have the instance's configuration: make it, or read it and follow a changed port or another word on virtual machines.
+
+    `may_move`: while nothing runs.
+    """
     try:
         config = load(layout)
     except Refused as error:
@@ -128,12 +136,13 @@ def ensure_config(layout: Layout, *, port: int | None, dice: Callable[[int], byt
         install_id = new_id(Prefix.INSTALL, dice)
         # Claimed before the file exists: a crash in between leaves a claim whose home has no such configuration, which counts for nothing.
         subnet = subnets.claim(layout.home, install_id)
-        config = Config(install_id, port or PORT_DEFAULT, subnet, machine_name())
+        config = Config(install_id, port or PORT_DEFAULT, subnet, machine_name(), machines or Machines.OFF)
         write_config(layout, config)
         return config
     subnets.claim(layout.home, config.install_id, wanted=config.subnet)
-    if port is not None and port != config.port and may_move:
-        config = Config(config.install_id, port, config.subnet, config.host_name)
+    following = replace(config, port=port or config.port, machines=machines or config.machines)
+    if following != config and may_move:
+        config = following
         write_config(layout, config)
     return config
 
@@ -149,6 +158,8 @@ def write_config(layout: Layout, config: Config) -> None:
         f"subnet = {config.subnet}\n"
         f"domain = {json.dumps(config.domain)}\n"
         f"host_name = {json.dumps(config.host_name)}\n"
+        "# Virtual machines: off, kvm, or emulated (without hardware virtualization, too). ATOLL_MACHINES changes it.\n"
+        f"machines = {json.dumps(config.machines.value)}\n"
     )
     write_whole(layout.config, text, mode=0o644)
 

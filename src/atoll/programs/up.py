@@ -21,7 +21,7 @@ from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.client.target import Target, of_instance
 from atoll.images import signing
 from atoll.images.trust import KEYS_FILE, keep_keys
-from atoll.programs import demo, edge_config, export, instance, layout, ports, probes, registry_config, supervision
+from atoll.programs import demo, edge_config, export, instance, layout, machines, ports, probes, registry_config, supervision
 from atoll.programs.children import fingerprint
 from atoll.programs.files import exclusive, read_json
 from atoll.programs.identity import living
@@ -106,6 +106,8 @@ def _is_well(place: Layout) -> bool:
     wanted = instance.port_wanted()
     if wanted is not None and wanted != config.port:
         return False
+    if machines.wanted() not in (None, config.machines):
+        return False
     return all(living(place.pid_file(name)) is not None for name in PROCESSES)
 
 
@@ -155,7 +157,7 @@ def _reach_problem(user: Account) -> AtollError | None:
 def _prepare(place: Layout, user: Account) -> instance.Config:
     instance.ensure_directories(place, user)
     alive = any(living(place.pid_file(name)) is not None for name in PROCESSES)
-    config = instance.ensure_config(place, port=instance.port_wanted(), dice=os.urandom, may_move=not alive)
+    config = instance.ensure_config(place, port=instance.port_wanted(), dice=os.urandom, may_move=not alive, machines=machines.wanted())
     instance.ensure_secrets(place, user, os.urandom)
     instance.ensure_bootstrap(place, user, config)
     if not (place.agent / KEYS_FILE).exists():

@@ -14,9 +14,10 @@ import errno
 import json
 import os
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,6 +28,7 @@ from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.gathering import both
 from atoll.drivers.oci.images import Images
+from atoll.drivers.oci.locks import Locks
 from atoll.drivers.oci.record import Record
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.runtime import PID_FILE, Launch, Runtime
@@ -58,12 +60,6 @@ class _Live:
     reason: str | None = None
 
 
-@dataclass(slots=True)
-class _Lock:
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
-
-
 def no_step(_name: str) -> None:
     """Outside of tests nothing happens between two steps."""
 
@@ -83,10 +79,9 @@ class OciDriver(Saving):
         self._live: dict[str, _Live] = {}
         self._disk_files: dict[str, Path] = {}
         """Where the sentries' files were found; for measuring."""
-        self._checks: set[str] = set()
-        """Placements of self-checks: how they end is the check's own to know."""
+        self._checks: set[str] = set()  # of self-checks: how they end is the check's own to know
         self._watches = Watches(self._ended)
-        self._locks: dict[str, _Lock] = {}
+        self._locks = Locks()
         self._on_exit: OnExit | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,7 +124,7 @@ class OciDriver(Saving):
         await self._blocking(self._open)
         await self._pool.open()
         await self._images.open()
-        for placement_id in await self._blocking(self._left_by_self_checks):
+        for placement_id in await self._blocking(lambda: selftest.left(self._config)):
             with contextlib.suppress(AtollError, OSError):
                 await self.remove(placement_id)
         self._spawn(self._upkeep(), "upkeep")
@@ -151,11 +146,6 @@ class OciDriver(Saving):
                 file.write(content)
                 file.truncate()
         path.chmod(0o644)
-
-    def _left_by_self_checks(self) -> list[str]:
-        found = [(path.name, records.read(path)) for path in self._config.state_dir.iterdir() if path.is_dir()]
-        mine = (self._config.mark.host_id, str(self._config.runtime), selftest.SANDBOX_ID)
-        return [name for name, record in found if record is not None and (record.host_id, record.runtime, record.sandbox_id) == mine]
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -590,18 +580,8 @@ class OciDriver(Saving):
 
     # -- small things
 
-    @contextlib.asynccontextmanager
-    async def _lock(self, placement_id: str) -> AsyncIterator[None]:
-        """One verb at a time for a placement; the last one to leave takes the lock away."""
-        lock = self._locks.setdefault(placement_id, _Lock())
-        lock.users += 1
-        try:
-            async with lock.lock:
-                yield
-        finally:
-            lock.users -= 1
-            if lock.users == 0:
-                self._locks.pop(placement_id, None)
+    def _lock(self, placement_id: str) -> AbstractAsyncContextManager[None]:
+        return self._locks.of(placement_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"{self._capabilities.name}: {name}")

@@ -129,9 +129,7 @@ def tell(command: Sequence[str], *, timeout_s: float, code: Code) -> str:
     return done.stdout
 
 
-def run(
-    command: Sequence[str], *, console: Path, environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
-) -> None:
+def run(command: Sequence[str], *, console: Path, environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()) -> None:
     """Run a runtime's command to its end, with the console as the container's output.
 
     *Errors*: Refused(START_FAILED) with its last words, Refused(RUNTIME_MISSING).

@@ -14,6 +14,7 @@ from typing import Final
 from atoll.base.errors import AtollError
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.domain.spec import Isolation, NetworkSpec, Spec
+from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import OciConfig, RuntimeKind
 from atoll.drivers.port import Order, Probe, Seen
 from atoll.wire.guest import GUEST_PORT
@@ -43,6 +44,13 @@ def order(kind: RuntimeKind, dice: Dice) -> Order:
     )
     key = base64.b64encode(dice(32)).decode()
     return Order(new_id(Prefix.PLACEMENT, dice), SANDBOX_ID, 1, spec, dice(16).hex(), key, SANDBOX_ID)
+
+
+def left(config: OciConfig) -> list[str]:
+    """Placements that a self-check of an earlier run of this host and kind has left."""
+    found = [(path.name, records.read(path)) for path in config.state_dir.iterdir() if path.is_dir()]
+    mine = (config.mark.host_id, str(config.runtime), SANDBOX_ID)
+    return [name for name, record in found if record is not None and (record.host_id, record.runtime, record.sandbox_id) == mine]
 
 
 async def boot(config: OciConfig, begin: Callable[[], Awaitable[Seen]], *, limit_s: float = BOOT_S) -> Probe:

@@ -55,9 +55,7 @@ class MachineImages(Images):
 class QemuDriver(OciDriver):
     """Virtual machines on this host. Give it the same pool as the instance's other drivers."""
 
-    def __init__(
-        self, config: OciConfig, machines: MachineConfig, pool: SlotPool, *, on_step: Callable[[str], None] = no_step
-    ) -> None:
+    def __init__(self, config: OciConfig, machines: MachineConfig, pool: SlotPool, *, on_step: Callable[[str], None] = no_step) -> None:
         self._machines = machines
         self._roots = Roots(machines.mkfs)
         self._machine = Machines(machines, config.state_dir, config.run_dir, config.guest_binary, cgroups.detect())
@@ -185,6 +183,8 @@ class QemuDriver(OciDriver):
     def _probe_accelerator(self) -> Probe:
         """Said, so that nobody takes an emulated machine for a fast one."""
         accelerator = self._machine.accelerator
-        detail = "machines run with KVM" if accelerator is Accelerator.KVM else "machines are emulated, some fifteen times slower than with KVM"
+        detail = (
+            "machines run with KVM" if accelerator is Accelerator.KVM else "machines are emulated, some fifteen times slower than with KVM"
+        )
         fix = 'let this host have hardware virtualization, or allow emulated machines (`machines = "emulated"`)'
         return Probe("runtime.qemu.accelerator", ok=self._lacks is None, detail=self._lacks or detail, fix=fix)

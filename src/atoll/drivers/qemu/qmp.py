@@ -99,11 +99,10 @@ def wait_until_there(directory: Path, pid: int, *, timeout_s: float) -> bool:
     """Wait until a machine that was just started has its monitor; False when its process ended, or time did."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            with connect(directory, SOCKET, timeout_s=timeout_s) as peer:
-                # It greets when it has begun to work, which is later than it listens.
-                if peer.recv(1):
-                    return True
+        with contextlib.suppress(OSError), connect(directory, SOCKET, timeout_s=timeout_s) as peer:
+            # It greets when it has begun to work, which is later than it listens.
+            if peer.recv(1):
+                return True
         if not Path(f"/proc/{pid}/cgroup").exists() or _is_zombie(pid):
             return False
         time.sleep(_LOOK_EVERY_S)

@@ -9,8 +9,9 @@ from pathlib import Path
 from atoll.drivers.oci.config import OciConfig
 from atoll.drivers.oci.driver import OciDriver
 from atoll.drivers.oci.slots import SlotPool
+from atoll.drivers.qemu.build import qemu_driver
 from atoll.drivers.qemu.config import MachineConfig
-from atoll.drivers.qemu.driver import FOUND, QemuDriver
+from atoll.drivers.qemu.driver import FOUND
 from atoll.testing.conformance.oci_stand import OciStand
 
 
@@ -46,7 +47,7 @@ class QemuStand(OciStand):
             QemuStand._found = note.read_text()
 
     def _driver_of(self, config: OciConfig, pool: SlotPool) -> OciDriver:
-        return QemuDriver(config, MachineConfig(self._machines_cache, emulated=True), pool, on_step=self._on_step)
+        return qemu_driver(config, MachineConfig(self._machines_cache, emulated=True), pool, on_step=self._on_step)
 
     @property
     def _machines_cache(self) -> Path:
