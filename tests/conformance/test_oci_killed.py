@@ -55,7 +55,7 @@ class Scene:
         return stand
 
 
-@pytest.fixture(params=list(RuntimeKind), ids=str)
+@pytest.fixture(params=[RuntimeKind.RUNSC, RuntimeKind.CRUN], ids=str)
 def scene(request, tmp_path, binaries, cache):
     return Scene(request.param, tmp_path, binaries, cache)
 

@@ -1,12 +1,37 @@
 """The qemu driver keeps what the port promises, on this machine: with KVM where a guest boots with it, else without."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from atoll.base.errors import Code, Refused
 from atoll.drivers.oci.config import RuntimeKind
+from atoll.drivers.qemu.config import Accelerator, user_of
 from atoll.testing.conformance.qemu_stand import QemuStand, missing
 from atoll.testing.conformance.suite import CASES, lacking
 
-pytestmark = [pytest.mark.root, pytest.mark.runtime]
+pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(600)]
+OFTEN = {
+    "nothing_is_absent",
+    "prepare_can_be_repeated_and_removed",
+    "start_says_where_and_can_be_repeated",
+    "stop_keeps_files_and_start_goes_on",
+    "an_end_by_itself_is_told_once",
+    "a_running_guest_survives_its_driver",
+    "what_was_prepared_can_be_started_by_another",
+    "a_damaged_image_is_refused",
+    "self_checks_pass_and_say_what_to_do",
+    "memory_is_what_was_ordered",
+    "an_ordinary_machine",
+    "pause_and_resume_can_be_repeated",
+    "a_frozen_guest_survives_its_driver",
+    "what_was_saved_survives_its_driver",
+    "memory_and_files_are_of_one_moment",
+    "public_addresses_are_open",
+    "forged_sources_are_dropped",
+}
+"""What is tried always: without hardware virtualization a guest boots for seconds, and the rest takes minutes."""
 
 
 @pytest.fixture
@@ -19,8 +44,52 @@ async def stand(tmp_path, binaries, cache):
     await made.close()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[] if case.name in OFTEN else [pytest.mark.long]) for case in CASES]
+)
 async def test_case(case, stand):
     if flags := lacking(case, stand.driver.capabilities):
         pytest.skip(f"qemu does not declare {', '.join(flags)}")
     await case.run(stand)
+
+
+def test_what_is_tried_always_is_there() -> None:
+    assert {case.name for case in CASES} >= OFTEN
+
+
+async def test_qemu_is_nobody_in_a_root_of_its_own(stand) -> None:
+    order = stand.order()
+    seen = await stand.driver.start(order)
+    process = Path(f"/proc/{seen.pid}")
+    fields = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines() if ":\t" in line)
+    user = str(user_of(seen.address))
+    assert fields["Uid"].split() == fields["Gid"].split() == [user] * 4
+    assert fields["Groups"].split() == []
+    assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == 0
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
+    assert sorted(path.name for path in (process / "root").iterdir()) == sorted(
+        ["dev", "firmware", "image", "initrd", "kernel", "lib", "lib64", "usr", "vm"]
+    )
+    nodes = {"null", "urandom", "zero"}
+    assert {path.name for path in (process / "root" / "dev").iterdir()} - {"kvm"} == nodes
+    assert not (process / "root" / "etc").exists()
+    for namespace in ("mnt", "net", "ipc", "uts"):
+        assert (process / "ns" / namespace).readlink() != Path(f"/proc/self/ns/{namespace}").readlink(), namespace
+    mine = f"{stand.names.cgroup}/{order.placement_id}"
+    assert all(line.endswith(mine) for line in (process / "cgroup").read_text().splitlines() if ":memory:" in line or ":pids:" in line)
+    await stand.driver.remove(order.placement_id)
+
+
+async def test_without_kvm_nothing_starts_unless_the_operator_says_so(stand) -> None:
+    if stand.driver._machine.accelerator is Accelerator.KVM:
+        pytest.skip("a guest boots with KVM here")
+    stand.driver._machines = replace(stand.driver._machines, emulated=False)
+    order = stand.order()
+    found = {probe.id: probe for probe in await stand.driver.probe()}
+    assert not found["runtime.qemu.boot"].ok
+    assert found["runtime.qemu.boot"].fatal, "the host does not say that it can"
+    for verb in (stand.driver.prepare, stand.driver.start):
+        with pytest.raises(Refused) as refused:
+            await verb(order)
+        assert refused.value.code is Code.RUNTIME_MISSING
+    assert not stand.traces(order)

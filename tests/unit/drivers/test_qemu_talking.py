@@ -1,0 +1,150 @@
+"""What is said to a machine's monitor and to its guest: by deep paths, past events and old answers, within bounds."""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from atoll.base.errors import Code, Refused
+from atoll.drivers.qemu import line, qmp
+
+
+class Peer:
+    """Answers connections on a socket, each line by `answer(line)`: bytes to send, or None to hang up."""
+
+    def __init__(self, directory, name, answer, greeting=b""):
+        self.heard = []
+        self._answer, self._greeting = answer, greeting
+        self._server = socket.socket(socket.AF_UNIX)
+        place = os.open(directory, os.O_PATH)
+        self._server.bind(f"/proc/self/fd/{place}/{name}")
+        os.close(place)
+        self._server.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self):
+        while True:
+            try:
+                peer, _ = self._server.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError), peer, peer.makefile("rb") as file:
+                peer.sendall(self._greeting)
+                for text in file:
+                    self.heard.append(json.loads(text))
+                    said = self._answer(self.heard[-1])
+                    if said is None:
+                        break
+                    peer.sendall(said)
+
+    def close(self):
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._server.close()
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A directory whose path no socket's address could hold."""
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    return deep
+
+
+@pytest.fixture
+def peer(place):
+    made = []
+
+    def make(name, answer, greeting=b""):
+        made.append(Peer(place, name, answer, greeting))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def said(**message):
+    return json.dumps(message).encode() + b"\n"
+
+
+def monitor(peer, answer):
+    def carry_out(message):
+        return said(**{"return": {}}) if message["execute"] == "qmp_capabilities" else answer(message)
+
+    return peer(qmp.SOCKET, carry_out, said(QMP={"version": {}}))
+
+
+def test_events_are_passed_over(place, peer):
+    monitor(peer, lambda message: said(event="STOP") + said(event="RESUME") + said(**{"return": {"status": message["execute"]}}))
+    with qmp.Qmp(place, code=Code.SAVE_FAILED) as machine:
+        assert machine.status() == "query-status"
+        assert machine.ask("stop", live=True) == {"status": "stop"}
+
+
+def test_a_refusal_has_qemus_words_and_the_conversations_code(place, peer):
+    monitor(peer, lambda _: said(error={"class": "GenericError", "desc": "no such device"}))
+    with qmp.Qmp(place, code=Code.RESUME_FAILED) as machine, pytest.raises(Refused, match="cont: no such device") as refused:
+        machine.ask("cont")
+    assert refused.value.code is Code.RESUME_FAILED
+
+
+@pytest.mark.parametrize("answer", [None, b"nonsense\n", b"[]\n"])
+def test_a_monitor_that_breaks_off_is_refused(place, peer, answer):
+    monitor(peer, lambda _: answer)
+    with qmp.Qmp(place, code=Code.SAVE_FAILED) as machine, pytest.raises(Refused):
+        machine.ask("stop")
+
+
+def test_nobody_there_is_refused(place):
+    with pytest.raises(Refused):
+        qmp.Qmp(place, code=Code.SAVE_FAILED)
+
+
+def test_a_monitor_is_there_when_it_greets(place, peer):
+    assert not qmp.wait_until_there(place, os.getpid(), timeout_s=0.05)
+    monitor(peer, lambda _: None)
+    assert qmp.wait_until_there(place, os.getpid(), timeout_s=5.0)
+
+
+def test_a_process_that_ended_is_not_waited_for(place):
+    began = time.monotonic()
+    assert not qmp.wait_until_there(place, 2**22 + 1, timeout_s=30.0)
+    assert time.monotonic() - began < 5.0
+
+
+def test_the_guest_is_asked_and_old_answers_are_passed_over(place, peer):
+    guest = peer(line.SOCKET, lambda q: said(id=1, ok=False) + b"noise\n[]\n" + said(id=q["id"], ok=True))
+    assert line.rest(place, sync=True, timeout_s=5.0)
+    assert line.wake(place, timeout_s=5.0)
+    assert line.wake(place, timeout_s=5.0)
+    rest, first, second = guest.heard
+    assert (rest["do"], rest["sync"]) == ("rest", True)
+    assert first["do"] == "wake"
+    assert abs(int(first["time_unix_ns"]) / 1e9 - time.time()) < 60
+    assert first["entropy"] != second["entropy"], "no two draw the same"
+
+
+def test_what_the_guest_refuses_is_told(place, peer):
+    peer(line.SOCKET, lambda q: said(id=q["id"], error="the processes of users do not come to a halt"))
+    with pytest.raises(Refused, match="halt") as refused:
+        line.rest(place, sync=False, timeout_s=5.0)
+    assert refused.value.code is Code.SAVE_FAILED
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"x" * 70_000])
+def test_a_guest_that_says_nothing_of_use_is_not_waited_for(place, peer, answer):
+    peer(line.SOCKET, lambda _: answer)
+    began = time.monotonic()
+    assert not line.rest(place, sync=False, timeout_s=0.3)
+    assert time.monotonic() - began < 5.0
+
+
+def test_no_guest_is_no_answer(place):
+    assert not line.rest(place, sync=False, timeout_s=0.1)
+    assert not line.end(place, timeout_s=0.1)
