@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.base.errors import Bug, Code
+from atoll.control.api.v1 import document
 
 E2B_PATHS = ("/v2/sandboxes", "/sandboxes/" + "i" * 21, "/templates", "/teams", "/api-keys", "/snapshots")
 V1_PATHS = ("/v1/sandboxes", "/v1/sandboxes/" + "i" * 21, "/v1/templates", "/v1/hosts", "/v1/keys", "/v1/whoami", "/v1/status")
@@ -266,6 +267,15 @@ async def test_our_own_faults_say_nothing_but_where_to_look(api, fault, path) ->
         assert answer.json()["error"]["code"] == "INTERNAL"
     else:
         assert answer.json()["error_code"] == "internal_server_error"
+
+
+def test_the_front_knows_the_documented_operations(shared) -> None:
+    """It takes them from the routes, so that nobody waits for the document."""
+    app = shared[1]
+    known = {(route.path, route.method.lower(), route.target) for route in document.routes(app.routes)}
+    said = app.openapi()["paths"]
+    documented = {(path, method, one["operationId"]) for path, methods in said.items() for method, one in methods.items()}
+    assert known == documented | {(document.PATH, "get", "")}
 
 
 async def test_openapi_is_served_without_a_key_and_docs_are_not(api, rebuilt, settings) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
+
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from atoll.control.api.table import Route
 
 PATH: Final = "/v1/openapi.json"
-_METHODS: Final = ("get", "post", "put", "patch", "delete")
 
 
 def finish(schema: dict[str, Any]) -> dict[str, Any]:
@@ -21,10 +23,10 @@ def finish(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def routes(schema: Mapping[str, Any]) -> Iterator[Route[str]]:
-    """Every documented route, by its operation id, and the document's own."""
-    for path, operations in schema["paths"].items():
-        for method in _METHODS:
-            if method in operations:
-                yield Route(method.upper(), path, str(operations[method]["operationId"]))
+def routes(known: Iterable[BaseRoute]) -> Iterator[Route[str]]:
+    """Every documented route, by its operation id, and the document's own. The document itself takes longer, and waits until it is asked for."""
+    for route in known:
+        if isinstance(route, APIRoute) and route.include_in_schema and route.operation_id is not None:
+            for method in sorted(route.methods or ()):
+                yield Route(method, route.path_format, route.operation_id)
     yield Route("GET", PATH, "")
