@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import sys
-import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from atoll.base.errors import Code, Refused
-from atoll.cli import dockerfile, output
-from atoll.cli.dockerfile import Built, Copied
+from atoll.cli import output
+from atoll.cli.context import ignoring
+from atoll.cli.dockerfile.reading import read
+from atoll.cli.dockerfile.stages import Built, Copied, Mounted, Ran, Stage, Step
 from atoll.cli.output import JsonOption
+from atoll.cli.sending import Parcel, parcel
 from atoll.cli.session import session
 
 if TYPE_CHECKING:
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.25
 DOCKERFILE: Final = "Dockerfile"
-IGNORE: Final = ".dockerignore"
 
 
-def build_template(
+def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as it needs
     name: Annotated[str, typer.Argument(help="Of the template, with an optional :TAG; one that exists gets a new build.")],
     place: Annotated[Path, typer.Argument(help="A directory with a Dockerfile, or a Dockerfile beside its files.")] = Path(),
     cpu: Annotated[int | None, typer.Option(min=1, help="Cores of its sandboxes.")] = None,
     memory_mib: Annotated[int | None, typer.Option("--memory-mib", min=128, help="Memory of its sandboxes, in MiB.")] = None,
     ready_command: Annotated[str | None, typer.Option(help="Ends well once the CMD is of use; sandboxes are ready then.")] = None,
     build_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of an ARG; may be repeated.")] = None,
+    target: Annotated[str | None, typer.Option(help="The stage to build, by its name; else the last one.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Take every step again.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,13 +45,14 @@ def build_template(
         text = file.read_text()
     except OSError as error:
         raise Refused(Code.INVALID_REQUEST, f"{file} cannot be read: {error.strerror}") from error
-    built = dockerfile.read(text, dict(one.partition("=")[::2] for one in build_arg or ()))
+    except UnicodeDecodeError as error:
+        raise Refused(Code.INVALID_REQUEST, f"{file} is no text in UTF-8") from error
+    built = read(text, dict(one.partition("=")[::2] for one in build_arg or ()), target=target)
     for note in built.notes if not as_json else ():
         typer.echo(note, err=True)
     with session() as api:
         asked = api.request_build({"name": name, "cpuCount": cpu, "memoryMB": memory_mib})
-        steps = [_step(api, str(asked["templateID"]), file.parent, one, quiet=as_json) for one in built.steps]
-        recipe: dict[str, Any] = {"steps": steps, "force": no_cache, **_source(built)}
+        recipe = {**document(api, str(asked["templateID"]), file, built, quiet=as_json), "force": no_cache}
         if built.start_command is not None:
             recipe["startCmd"] = built.start_command
         if ready_command is not None:
@@ -67,84 +69,72 @@ def build_template(
     typer.echo(f"Template {name} is ready: atoll sandbox create --template {name}", err=True)
 
 
-def _source(built: Built) -> dict[str, str]:
-    """What it begins with: `FROM template:NAME` means a template, anything else an image."""
-    kind, colon, name = built.from_image.partition(":")
-    return {"fromTemplate": name} if kind == "template" and colon else {"fromImage": built.from_image}
+def document(api: Api, template_id: str, file: Path, built: Built, *, quiet: bool) -> dict[str, Any]:
+    """The recipe as the API takes it; what its steps copy is sent first, unless it was sent before."""
+    sender = _Sender(api, template_id, file.parent, ignoring(file.parent, file), built, quiet)
+    *before, target = [(stage, [sender.step(one) for one in stage.steps]) for stage in built.stages]
+    made: dict[str, Any] = {"steps": target[1], **_source(built, target[0])}
+    if before:
+        made["stages"] = [{"name": stage.name, "steps": steps, **_source(built, stage)} for stage, steps in before]
+    return made
 
 
-def _step(api: Api, template_id: str, context: Path, one: tuple[str, list[str]] | Copied, *, quiet: bool) -> dict[str, Any]:
-    """A step as the API takes it; what it copies is sent first, unless it was sent before."""
-    if not isinstance(one, Copied):
-        word, arguments = one
-        return {"type": word, "args": arguments}
-    files = list(chosen(context, one.source))
-    if not files:
-        raise Refused(Code.INVALID_REQUEST, f"COPY {one.source}: {context} has nothing of that name")
-    files_hash = digest(context, files, one)
-    link = api.build_files(template_id, files_hash)
-    if not link["present"]:
-        if not quiet:
-            typer.echo(f"sending {one.source}: {len(files)} names", err=True)
+def _source(built: Built, stage: Stage) -> dict[str, Any]:
+    """What it begins with: an earlier stage; `FROM template:NAME` means a template, anything else an image."""
+    if stage.parent is not None:
+        return {"fromStage": built.stages.index(stage.parent)}
+    kind, colon, name = stage.base.partition(":")
+    return {"fromTemplate": name} if kind == "template" and colon else {"fromImage": stage.base}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    api: Api
+    template_id: str
+    context: Path
+    ignored: Callable[[str], bool]
+    built: Built
+    quiet: bool
+
+    def step(self, one: Step) -> dict[str, Any]:
+        """A step as the API takes it."""
+        match one:
+            case Copied():
+                return self._copied(one)
+            case Ran():
+                return {"type": "RUN", "args": [one.command], "mounts": [self._mounted(mount) for mount in one.mounts]}
+            case word, arguments:
+                return {"type": word, "args": arguments}
+
+    def _copied(self, one: Copied) -> dict[str, Any]:
+        rest = [one.target, one.owner, one.mode]
+        if one.origin is not None:
+            return {"type": "COPY", "args": [one.source, *rest], "fromStage": self.built.origins[one.origin.lower()]}
+        with parcel(self.context, one, self.ignored) as sent:
+            self._send(sent)
+            return {"type": sent.word, "args": [sent.source, *rest], "filesHash": sent.files_hash}
+
+    def _mounted(self, one: Mounted) -> dict[str, Any]:
+        shown: dict[str, Any] = {"target": one.target, "owner": one.owner, "mode": one.mode}
+        if one.source is None:
+            return shown
+        if one.origin is not None:
+            return {**shown, "source": one.source, "fromStage": self.built.origins[one.origin.lower()]}
+        with parcel(self.context, Copied(one.source, one.target, "", "", one.line, "RUN --mount"), self.ignored) as sent:
+            self._send(sent)
+            return {**shown, "source": sent.source, "filesHash": sent.files_hash}
+
+    def _send(self, sent: Parcel) -> None:
+        link = self.api.build_files(self.template_id, sent.files_hash)
+        if link["present"]:
+            return
+        if not self.quiet:
+            typer.echo(f"sending {sent.source}: {sent.names} names", err=True)
         with tempfile.TemporaryFile() as archive:
-            with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
-                for path in files:
-                    tar.add(path, arcname=str(path.relative_to(context)), recursive=False)
+            sent.write(archive)
             size = archive.tell()
             archive.seek(0)
-            api.send_files(str(link["url"]), archive, size=size)
-    return {"type": "COPY", "args": [one.source, one.target, one.owner, one.mode], "filesHash": files_hash}
-
-
-def chosen(context: Path, source: str) -> Iterator[Path]:
-    """The files and directories that a COPY means, in order, without what `.dockerignore` leaves out. Links are not followed."""
-    ignored = _ignored(context)
-    roots = [context] if source in (".", "./") else sorted(context.glob(source.rstrip("/")))
-    for root in roots:
-        below = sorted(root.rglob("*")) if root.is_dir() and not root.is_symlink() else []
-        for path in [*([] if root == context else [root]), *below]:
-            if not ignored(path.relative_to(context).as_posix()):
-                yield path
-
-
-def digest(context: Path, files: Iterable[Path], one: Copied) -> str:
-    """By what the files of a step are known again: names, modes and contents; not when they were written."""
-    total = hashlib.sha256(repr((one.source, one.target)).encode())
-    for path in files:
-        info = path.lstat()
-        total.update(repr((path.relative_to(context).as_posix(), info.st_mode)).encode())
-        if path.is_symlink():
-            total.update(str(path.readlink()).encode())
-        elif path.is_file():
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
-    return total.hexdigest()
-
-
-def _ignored(context: Path) -> Any:
-    """Whether a name is left out: the last pattern that fits it, or a directory above it, decides."""
-    patterns: list[tuple[bool, re.Pattern[str]]] = []
-    file = context / IGNORE
-    for line in file.read_text().splitlines() if file.is_file() else ():
-        text = line.strip()
-        if text and not text.startswith("#"):
-            keeps = text.startswith("!")
-            patterns.append((keeps, _pattern(text.lstrip("!").strip("/"))))
-
-    def left_out(name: str) -> bool:
-        out = False
-        for keeps, pattern in patterns:
-            if pattern.match(name):
-                out = not keeps
-        return out
-
-    return left_out
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*\*/?|\*|\?)", text)
-    words = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(words.get(part, re.escape(part)) for part in parts) + r"(?:/.*)?\Z")
+            self.api.send_files(str(link["url"]), archive, size=size)
 
 
 def _follow(api: Api, asked: dict[str, Any], *, quiet: bool) -> dict[str, Any]:

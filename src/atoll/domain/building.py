@@ -54,9 +54,24 @@ class StepKind(StrEnum):
 
     RUN = "RUN"
     COPY = "COPY"
+    ADD = "ADD"
+    """An archive, unpacked; Atoll's own."""
     ENV = "ENV"
     WORKDIR = "WORKDIR"
     USER = "USER"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """What is at a place while one RUN runs, and is no part of its layer."""
+
+    target: str
+    source: str | None = None
+    """Of files, relative; None: an empty directory."""
+    files_hash: str | None = None
+    from_stage: int | None = None
+    owner: str = ""
+    mode: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,21 @@ class Step:
     """Of what a COPY copies; names the archive that the client has sent."""
     force: bool = False
     """Run it, and all after it, whatever the cache has."""
+    from_stage: int | None = None
+    """Of a COPY: the stage whose files these are, instead of the client's."""
+    mounts: tuple[Mount, ...] = ()
+    """Of a RUN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Steps whose files others copy, or which others begin with. Begins with an image, a template or an earlier stage."""
+
+    name: str
+    from_image: str | None = None
+    from_template: str | None = None
+    from_stage: int | None = None
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +111,9 @@ class Recipe:
     force: bool = False
     start_command: str | None = None
     ready_command: str | None = None
+    from_stage: int | None = None
+    stages: tuple[Stage, ...] = ()
+    """What it begins with or copies from; each needs earlier ones only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +145,7 @@ class Build:
     code: str | None = None
     message: str | None = None
     failed_step: str | None = None
-    """`base`, the number of a step from 1, or `finalize`."""
+    """`base`, the number of a step from 1, or `finalize`; of another stage: `NAME:base`, `NAME:1`."""
     result: Result | None = None
 
 

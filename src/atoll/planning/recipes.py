@@ -11,23 +11,30 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from atoll.base.errors import Code, Refused
-from atoll.domain.building import Recipe, Step, StepKind
+from atoll.domain.building import Mount, Recipe, Stage, Step, StepKind
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Raised when the same steps begin to make something else: nothing that was cached before is used again."""
 USER: Final = "user"
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STEPS_MAX: Final = 512
+STAGES_MAX: Final = 64
+MOUNTS_MAX: Final = 16
+STAGE_NAME: Final = re.compile(r"[^\s:\x00][^\s\x00]{0,255}")
+KEPT: Final = ("/proc/", "/sys/", "/dev/", "/.atoll/")
+"""Where nothing of a step's own may be mounted."""
 ARGUMENT_BYTES_MAX: Final = 128 << 10
 ENV_BYTES_MAX: Final = 32 << 10
 FILES_HASH: Final = re.compile(r"[0-9a-f]{64}")
 
-_VARIABLE: Final = re.compile(r"\\\$|\$(?:(?P<plain>[A-Za-z_][A-Za-z0-9_]*)|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)\})")
+_VARIABLE: Final = re.compile(
+    r"\\\$|\$(?:(?P<plain>[A-Za-z_][A-Za-z0-9_]*)|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?:(?P<how>:?[-+])(?P<word>(?:[^{}]|\$\{[^{}]*\})*))?\})"
+)
 _NAME: Final = re.compile(r"[^=\x00]+")
 _MODE: Final = re.compile(r"[0-7]{1,4}")
 _ACCOUNT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?")
@@ -54,18 +61,24 @@ class Run:
 
     command: str
     user: str
+    mounts: tuple[Mount, ...] = ()
+    """Their targets are absolute here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Files of an uploaded archive. `source` is as the client named it, relative to its own directory."""
+    """Files of an uploaded archive, or of another stage. `source`: relative to the client's own directory, or to the stage's root."""
 
     source: str
     target: str
     """Absolute; ends with a slash when a directory is meant."""
     owner: str
+    """Empty: whoever's they are."""
     mode: str | None
-    files_hash: str
+    files_hash: str | None
+    from_stage: int | None = None
+    unpacked: bool = False
+    """The archive is the client's own, and comes out as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +100,46 @@ def home_of(user: str) -> str:
 
 def check(recipe: Recipe) -> None:
     """*Errors*: Refused INVALID_REQUEST, naming the step (from 1), when it cannot be followed."""
-    if recipe.from_image is not None and recipe.from_template is not None:
-        raise Refused(Code.INVALID_REQUEST, "a build begins with an image or with a template, not with both")
-    if recipe.from_image is None and recipe.from_template is None:
-        raise Refused(Code.INVALID_REQUEST, "a build begins with an image or a template: fromImage or fromTemplate is missing")
-    if len(recipe.steps) > STEPS_MAX:
-        raise Refused(Code.INVALID_REQUEST, f"a build has at most {STEPS_MAX} steps")
-    context = Context()
-    for number, step in enumerate(recipe.steps, 1):
-        try:
-            context, _ = follow(context, step)
-        except Refused as error:
-            raise Refused(Code.INVALID_REQUEST, f"step {number} ({step.kind}): {error.message}") from error
+    if len(recipe.steps) + sum(len(one.steps) for one in recipe.stages) > STEPS_MAX or len(recipe.stages) > STAGES_MAX:
+        raise Refused(Code.INVALID_REQUEST, f"a build has at most {STEPS_MAX} steps and {STAGES_MAX} stages")
+    contexts: list[Context] = []
+    for number, stage in enumerate(recipe.stages):
+        if not STAGE_NAME.fullmatch(stage.name):
+            raise Refused(Code.INVALID_REQUEST, f"stage {number}: {stage.name[:80]!r} is no name of a stage")
+        contexts.append(_check_stage(stage, contexts, f"stage {stage.name}: "))
+    _check_stage(recipe, contexts, "")
     for text in (recipe.start_command, recipe.ready_command):
         _check_text(text or "")
+
+
+def _check_stage(stage: Recipe | Stage, earlier: Sequence[Context], where: str) -> Context:
+    """The context that it ends with, as far as it is known without looking inside."""
+    begins = [one for one in (stage.from_image, stage.from_template, stage.from_stage) if one is not None]
+    if not begins:
+        message = "a build begins with an image or a template: fromImage or fromTemplate is missing"
+        raise Refused(Code.INVALID_REQUEST, where + message)
+    if len(begins) > 1:
+        raise Refused(Code.INVALID_REQUEST, f"{where}a build begins with an image or with a template, not with both")
+    _check_origins(stage.from_stage, earlier, where)
+    context = Context() if stage.from_stage is None else earlier[stage.from_stage]
+    for number, step in enumerate(stage.steps, 1):
+        try:
+            for origin in origins(step):
+                _check_origins(origin, earlier, "")
+            context, _ = follow(context, step)
+        except Refused as error:
+            raise Refused(Code.INVALID_REQUEST, f"{where}step {number} ({step.kind}): {error.message}") from error
+    return context
+
+
+def _check_origins(origin: int | None, earlier: Sequence[Context], where: str) -> None:
+    if origin is not None and not 0 <= origin < len(earlier):
+        raise Refused(Code.INVALID_REQUEST, f"{where}there is no stage {origin} before this one")
+
+
+def origins(step: Step) -> list[int]:
+    """The stages whose files a step needs, in the order in which it names them."""
+    return [origin for origin in (step.from_stage, *(mount.from_stage for mount in step.mounts)) if origin is not None]
 
 
 def follow(context: Context, step: Step) -> tuple[Context, Action | None]:
@@ -109,8 +148,8 @@ def follow(context: Context, step: Step) -> tuple[Context, Action | None]:
         _check_text(text)
     match step.kind:
         case StepKind.RUN:
-            return context, _run(context, step.args)
-        case StepKind.COPY:
+            return context, _run(context, step)
+        case StepKind.COPY | StepKind.ADD:
             return context, _copy(context, step)
         case StepKind.ENV:
             return _env(context, step.args), None
@@ -127,17 +166,28 @@ def base_key(image: str, context: Context) -> str:
     return _digest([FORMAT, image, context.user, context.workdir, sorted(context.env.items())])
 
 
-def step_key(previous: str, step: Step) -> str:
-    """By what a step after these is known again: what it is given, never when or by which build."""
-    return _digest([previous, step.kind.value, list(step.args), step.files_hash])
+def step_key(previous: str, step: Step, images: Sequence[str] = ()) -> str:
+    """By what a step after these is known again: what it is given, never when or by which build. `images`: of its `origins`."""
+    mounts = [[one.target, one.source, one.files_hash, one.owner, one.mode, one.from_stage is not None] for one in step.mounts]
+    more = [list(images), mounts] if images or mounts else []
+    return _digest([previous, step.kind.value, list(step.args), step.files_hash, *more])
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """`$NAME` and `${NAME}` replaced by their values; one that is not set is empty, and a backslash keeps a dollar."""
+    """Variables replaced by their values: `$NAME`, `${NAME}`, `${NAME:-word}` and `${NAME:+word}` (without a colon: empty is set, too).
+
+    One that is not set is empty, and a backslash keeps a dollar.
+    """
 
     def value(match: re.Match[str]) -> str:
         name = match["plain"] or match["braced"]
-        return "$" if name is None else env.get(name, "")
+        if name is None:
+            return "$"
+        found, how = env.get(name), match["how"] or ""
+        there = bool(found) if how.startswith(":") else found is not None
+        if how.endswith("+"):
+            return expand(match["word"], env) if there else ""
+        return expand(match["word"], env) if how and not there else found or ""
 
     return _VARIABLE.sub(value, text)
 
@@ -167,27 +217,69 @@ def _first(args: tuple[str, ...], what: str) -> str:
     return args[0]
 
 
-def _run(context: Context, args: tuple[str, ...]) -> Run:
-    command = _first(args, "a command")
-    return Run(command, args[1] if len(args) > 1 and args[1] else context.user)
+def _run(context: Context, step: Step) -> Run:
+    if step.from_stage is not None:
+        raise Refused(Code.INVALID_REQUEST, "only files are copied from another stage")
+    if len(step.mounts) > MOUNTS_MAX:
+        raise Refused(Code.INVALID_REQUEST, f"a step has at most {MOUNTS_MAX} mounts")
+    command, args = _first(step.args, "a command"), step.args
+    return Run(command, args[1] if len(args) > 1 and args[1] else context.user, tuple(_mount(context, one) for one in step.mounts))
 
 
-def _copy(context: Context, step: Step) -> Copy:
-    source, target, owner, mode = [*step.args[:4], *[""] * (4 - len(step.args))]
-    if not source or not target:
-        raise Refused(Code.INVALID_REQUEST, "what is copied, and where to, is missing")
-    if step.files_hash is None or not FILES_HASH.fullmatch(step.files_hash):
+def _mount(context: Context, one: Mount) -> Mount:
+    for text in (one.target, one.source or ""):
+        _check_text(text)
+    target = _absolute(_first((one.target,), "where something is mounted"), context)
+    if target == "/" or f"{target}/".startswith(KEPT):
+        raise Refused(Code.INVALID_REQUEST, f"nothing is mounted at {target[:200]!r}")
+    _check_owner(one.owner, one.mode)
+    if one.source is None:
+        return replace(one, target=target)
+    if one.from_stage is None:
+        _check_hash(one.files_hash)
+    return replace(one, target=target, source=_source(one.source, one.from_stage))
+
+
+def _source(source: str, from_stage: int | None) -> str:
+    """Relative, below what it is taken from."""
+    if from_stage is not None:
+        return posixpath.normpath(f"/{source}").lstrip("/") or "."
+    path = posixpath.normpath(source)
+    if path.startswith(("/", "../")) or path == "..":
+        raise Refused(Code.INVALID_REQUEST, f"{path[:200]!r} is not below the directory that files are copied from")
+    return path
+
+
+def _check_hash(files_hash: str | None) -> None:
+    if files_hash is None or not FILES_HASH.fullmatch(files_hash):
         raise Refused(Code.INVALID_REQUEST, "filesHash is the SHA-256 of the files, 64 hexadecimal digits")
-    source = posixpath.normpath(source)
-    if source.startswith(("/", "../")) or source == "..":
-        raise Refused(Code.INVALID_REQUEST, f"{source[:200]!r} is not below the directory that files are copied from")
+
+
+def _check_owner(owner: str, mode: str) -> None:
     if owner and not _ACCOUNT.fullmatch(owner):
         raise Refused(Code.INVALID_REQUEST, f"{owner[:80]!r} is no name of a user")
     if mode and not _MODE.fullmatch(mode):
         raise Refused(Code.INVALID_REQUEST, f"{mode[:80]!r} is no octal mode")
+
+
+def _copy(context: Context, step: Step) -> Copy:
+    source, target, owner, mode = [*step.args[:4], *[""] * (4 - len(step.args))]
+    unpacked = step.kind is StepKind.ADD
+    if not source or not target:
+        raise Refused(Code.INVALID_REQUEST, "what is copied, and where to, is missing")
+    if step.mounts or (unpacked and step.from_stage is not None):
+        raise Refused(Code.INVALID_REQUEST, f"{step.kind} knows no mounts, and ADD no other stage")
+    if step.from_stage is None:
+        _check_hash(step.files_hash)
+    source = _source(source, step.from_stage)
+    _check_owner(owner, mode)
     into = "/" if target.endswith("/") or posixpath.basename(target) in (".", "..") else ""
     path = _absolute(target, context)
-    return Copy(source, path if path == "/" else path + into, owner or context.user, mode or None, step.files_hash)
+    if not owner and not unpacked and step.from_stage is None:
+        owner = context.user
+    return Copy(
+        "." if unpacked else source, path if path == "/" else path + into, owner, mode or None, step.files_hash, step.from_stage, unpacked
+    )
 
 
 def _env(context: Context, args: tuple[str, ...]) -> Context:

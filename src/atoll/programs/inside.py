@@ -17,9 +17,12 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.client.guest import Ended as GuestEnded
 from atoll.client.guest import Guest, Output
 from atoll.control.builds.port import Ended, Told
+from atoll.control.imports import free_bytes
 
 T = TypeVar("T")
 
+SPARE_BYTES: Final = 1 << 30
+"""Of its disk, which control keeps for itself."""
 LINE_BYTES_MAX: Final = 64 << 10
 _LEVELS: Final = {"stdout": "info", "stderr": "warn"}
 
@@ -73,6 +76,22 @@ class InsideGuest:
         def work() -> None:
             with source.open("rb") as file:
                 self.guest.write(path, file, user="root", size=source.stat().st_size)
+
+        await self._in_thread(work)
+
+    async def get(self, path: str, target: Path) -> None:
+        """See Inside."""
+
+        def work() -> None:
+            with self.guest.read(path, user="root") as (size, parts), target.open("wb") as file:
+                room = free_bytes(target.parent) - SPARE_BYTES
+                if size is not None and size > room:
+                    raise Refused(Code.HOST_DISK_FULL, f"{size} bytes do not fit where {max(room, 0)} are free for them")
+                for part in parts:
+                    room -= len(part)
+                    if room < 0:
+                        raise Refused(Code.HOST_DISK_FULL, "what is copied from a stage does not fit on control's disk")
+                    file.write(part)
 
         await self._in_thread(work)
 

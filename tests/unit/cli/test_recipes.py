@@ -9,7 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from atoll.cli.dockerfile import Copied, read
+from atoll.cli.dockerfile.reading import read
+from atoll.cli.dockerfile.stages import Copied
 
 RECIPES = Path(__file__).resolve().parents[3] / "deploy" / "templates"
 DOCKERFILES = sorted(RECIPES.glob("*/Dockerfile"))
@@ -24,7 +25,7 @@ def test_a_recipe_is_taken_whole(file: Path) -> None:
     for one in made.steps:
         if isinstance(one, Copied):
             assert (file.parent / one.source.rstrip("/")).exists(), one.source
-        elif one[0] == "RUN" and "pip install" in one[1][0]:
+        elif isinstance(one, tuple) and one[0] == "RUN" and "pip install" in one[1][0]:
             assert "--require-hashes" in one[1][0]
 
 

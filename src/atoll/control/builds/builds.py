@@ -23,9 +23,10 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
-from atoll.control.builds.builder import Builder, StepFailed
+from atoll.control.builds.builder import Builder
 from atoll.control.builds.journal import Journal
 from atoll.control.builds.port import Workshop
+from atoll.control.builds.steps import StepFailed
 from atoll.control.builds.workshop import on_behalf
 from atoll.control.imports import CPU_MILLIS, DISK_MIB, MEMORY_MIB, NAME
 from atoll.control.own_registry import OwnRegistry

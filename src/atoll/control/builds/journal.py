@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import Final, Self
 
 from atoll.base.clock import Clock
@@ -30,7 +31,7 @@ class Journal:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.step = "base"
-        """What is under way: it stands beside every line."""
+        """What was begun last: it stands beside every line that says nothing else."""
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name=f"log of build {self._build_id}")
@@ -43,13 +44,13 @@ class Journal:
                 await self._task
         await asyncio.shield(self.flush())
 
-    def say(self, message: str, *, level: str = "info") -> None:
+    def say(self, message: str, *, level: str = "info", step: str | None = None) -> None:
         """Add lines; beyond the limit only what is no mere output."""
         for text in message.splitlines() or [""]:
-            self._add(level, text.replace("\0", "\ufffd"))
+            self._add(level, text.replace("\0", "\ufffd"), step or self.step)
         self._wake.set()
 
-    def told(self, level: str, line: str) -> None:
+    def told(self, level: str, line: str, *, step: str | None = None) -> None:
         """A line of a command's output."""
         if self._full:
             return
@@ -57,12 +58,12 @@ class Journal:
         self._characters += len(line)
         if self._lines > LINES_MAX or self._characters > CHARACTERS_MAX:
             self._full = True
-            self.say("the log is full: what commands write is left out from here on", level="warn")
+            self.say("the log is full: what commands write is left out from here on", level="warn", step=step)
             return
-        self.say(line, level=level)
+        self.say(line, level=level, step=step)
 
-    def _add(self, level: str, text: str) -> None:
-        self._waiting.append(Line(self._clock.now(), level, text[:LINE_CHARACTERS_MAX], self.step))
+    def _add(self, level: str, text: str, step: str) -> None:
+        self._waiting.append(Line(self._clock.now(), level, text[:LINE_CHARACTERS_MAX], step))
 
     async def flush(self) -> None:
         """Write what waits."""
@@ -76,3 +77,25 @@ class Journal:
             self._wake.clear()
             await asyncio.sleep(GATHER_S)
             await asyncio.shield(self.flush())
+
+
+@dataclass(slots=True)
+class Page:
+    """The log of one stage, beside others that are under way."""
+
+    journal: Journal
+    stage: str = ""
+    """Its name; empty: the one that becomes the template."""
+    step: str = ""
+
+    def begin(self, step: str) -> None:
+        """What is under way from here on."""
+        self.step = self.journal.step = f"{self.stage}:{step}" if self.stage else step
+
+    def say(self, message: str, *, level: str = "info") -> None:
+        """See Journal."""
+        self.journal.say(message, level=level, step=self.step)
+
+    def told(self, level: str, line: str) -> None:
+        """See Journal."""
+        self.journal.told(level, line, step=self.step)

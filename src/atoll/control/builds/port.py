@@ -54,6 +54,10 @@ class Bench(Protocol):
         """Write a file inside, root's."""
         ...
 
+    async def get(self, path: str, target: Path) -> None:
+        """Read a file from inside into one that is there. *Errors*: Refused HOST_DISK_FULL when it does not fit here."""
+        ...
+
     async def layer(self) -> Layer:
         """What has changed in its files since it began. Nothing is done on the bench after this."""
         ...

@@ -7,22 +7,42 @@ from typing import Final
 ARCHIVE: Final = "/.atoll/copy.tar"
 """Below what no layer takes in."""
 
-COPY: Final = r"""
+_UNPACK: Final = r"""
 set -e
+# unpack HOW: the archive comes out here; -o for root's own, -p for whoever's the files are, by number.
+unpack() {
+    numbers=
+    if [ "$1" = -p ]; then numbers=--numeric-owner; fi
+    if [ "$(head -c 2 /.atoll/copy.tar | od -An -tx1 | tr -d ' \n')" = 1f8b ]; then
+        tar -xz "$1" $numbers -f /.atoll/copy.tar
+    else
+        tar -x "$1" $numbers -f /.atoll/copy.tar
+    fi
+}
+
+# give OWNER: what is here becomes a user's; one without a group has the user's own.
+give() {
+    case $1 in
+        *:*) chown -hR "$1" . ;;
+        *[!0-9]*) group=$(id -g "$1") || exit 1; chown -hR "$1:$group" . ;;
+        *) chown -hR "$1:$1" . ;;
+    esac
+}
+"""
+
+COPY: Final = (
+    _UNPACK
+    + r"""
 source=$1 target=$2 owner=$3 mode=$4
 rm -rf /.atoll/copied
 mkdir /.atoll/copied
 cd /.atoll/copied
-if [ "$(head -c 2 /.atoll/copy.tar | od -An -tx1 | tr -d ' \n')" = 1f8b ]; then
-    tar -xzof /.atoll/copy.tar
+if [ -n "$owner" ]; then
+    unpack -o
+    give "$owner"
 else
-    tar -xof /.atoll/copy.tar
+    unpack -p
 fi
-case $owner in
-    *:*) ;;
-    *) group=$(id -g "$owner") || exit 1; owner=$owner:$group ;;
-esac
-chown -hR "$owner" .
 if [ -n "$mode" ]; then
     find . -mindepth 1 ! -type l -exec chmod "$mode" {} +
 fi
@@ -81,7 +101,109 @@ fi
 cd /
 rm -rf /.atoll/copied /.atoll/copy.tar
 """
-"""SOURCE TARGET OWNER MODE: files of the archive come to their place; a directory is merged into one that is there."""
+)
+"""SOURCE TARGET OWNER MODE: files of the archive come to their place; a directory is merged into one that is there. No OWNER: whoever's they are."""
+
+UNPACK: Final = (
+    _UNPACK
+    + r"""
+mkdir -p "$1"
+cd "$1"
+unpack -p
+rm -f /.atoll/copy.tar
+"""
+)
+"""TARGET: the archive comes out there, with its own owners and modes."""
+
+EXPORT: Final = r"""
+set -e
+cd /
+pattern=$1
+rm -rf /.atoll/copy.tar /.atoll/export
+set --
+if [ -e "./$pattern" ] || [ -L "./$pattern" ]; then
+    set -- "./$pattern"
+else
+    IFS=
+    for match in ./$pattern; do
+        if [ -e "$match" ] || [ -L "$match" ]; then set -- "$@" "$match"; fi
+    done
+fi
+if [ $# = 0 ]; then
+    echo "there is no /$pattern" >&2
+    exit 1
+fi
+# A link that is itself asked for means what it leads to; those inside a directory stay links.
+links=
+for match in "$@"; do
+    if [ -L "$match" ] && [ -e "$match" ]; then links=yes; fi
+done
+if [ -n "$links" ]; then
+    for match in "$@"; do
+        mkdir -p "/.atoll/export/$(dirname "$match")"
+        if [ -L "$match" ] && [ -e "$match" ]; then
+            cp -a -H "$match" "/.atoll/export/$match"
+        else
+            cp -a "$match" "/.atoll/export/$match"
+        fi
+    done
+    cd /.atoll/export
+fi
+tar --exclude=./.atoll --exclude=./proc --exclude=./sys --exclude=./dev --exclude=./run -cf /.atoll/copy.tar "$@"
+"""
+"""SOURCE: an archive of what is of that name (a pattern, too), relative to the root."""
+
+MOUNT: Final = (
+    _UNPACK
+    + r"""
+place=/.atoll/mounts/$1 target=$2 source=$3 how=$4 owner=$5 mode=$6
+rm -rf "$place"
+mkdir -p "$place/files"
+cd "$place/files"
+if [ -n "$how" ]; then
+    unpack "$how"
+    rm -f /.atoll/copy.tar
+fi
+if [ -n "$owner" ]; then give "$owner"; fi
+if [ -n "$mode" ]; then chmod "$mode" .; fi
+cd /
+from=$place/files/$source
+if [ ! -e "$from" ]; then
+    echo "there is no $source" >&2
+    exit 1
+fi
+if [ ! -e "$target" ]; then
+    if [ -d "$from" ]; then
+        mkdir -p "$target"
+    else
+        mkdir -p "$(dirname "$target")"
+        : >"$target"
+    fi
+    : >"$place/made"
+fi
+if ! mount --bind "$from" "$target" 2>/dev/null; then
+    # Guests that share the host's kernel may not mount: what is there steps aside instead.
+    if [ -e "$place/made" ]; then rm -rf "$target"; else mv "$target" "$place/aside"; fi
+    mv "$from" "$target"
+    : >"$place/swapped"
+fi
+"""
+)
+"""NUMBER TARGET SOURCE HOW OWNER MODE: have files of the archive (HOW as for `unpack`), or an empty directory, at a place for a while."""
+
+UNMOUNT: Final = r"""
+set -e
+place=/.atoll/mounts/$1 target=$2
+if [ -e "$place/swapped" ]; then
+    rm -rf "$target"
+    if [ -e "$place/aside" ]; then mv "$place/aside" "$target"; fi
+else
+    umount "$target" 2>/dev/null || umount -l "$target"
+fi
+if [ -e "$place/made" ] && [ ! -e "$place/swapped" ]; then rm -rf "$target"; fi
+rm -rf "$place"
+"""
+"""NUMBER TARGET: what MOUNT has done is undone."""
 
 MAKE_DIRECTORY: Final = r"""
 set -e

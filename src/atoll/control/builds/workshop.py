@@ -58,6 +58,10 @@ class Inside(Protocol):
         """Write a file, root's. *Errors*: as `run`."""
         ...
 
+    async def get(self, path: str, target: Path) -> None:
+        """Read a file, as root. *Errors*: as `run`; Refused HOST_DISK_FULL when it does not fit here."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -202,6 +206,10 @@ class SandboxBench:
     async def put(self, path: str, source: Path) -> None:
         """See Bench."""
         await self.inside.put(path, source)
+
+    async def get(self, path: str, target: Path) -> None:
+        """See Bench."""
+        await self.inside.get(path, target)
 
     async def layer(self) -> Layer:
         """See Bench."""

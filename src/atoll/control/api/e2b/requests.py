@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from atoll.base.errors import Code, Refused
 from atoll.control.api.egress import network_spec, unsupported
-from atoll.domain.building import Recipe, Step, StepKind
+from atoll.domain.building import Mount, Recipe, Stage, Step, StepKind
 from atoll.domain.spec import NetworkSpec, OnEnd, SaveMode
 from atoll.planning.resolve import CreateRequest
 
@@ -183,12 +183,27 @@ class PushedBuild(Message):
     memory_mb: Annotated[int, BeforeValidator(_whole), Field(ge=128, le=1 << 24)] | None = Field(default=None, alias="memoryMB")
 
 
+class BuildMount(Message):
+    """Atoll's own: what is at a place while a RUN runs."""
+
+    target: str
+    source: str | None = None
+    files_hash: Annotated[str, Field(max_length=64)] | None = Field(default=None, alias="filesHash")
+    from_stage: int | None = Field(default=None, alias="fromStage")
+    owner: str = ""
+    mode: str = ""
+
+
 class BuildStep(Message):
+    """`fromStage`, `mounts` and the type ADD are Atoll's own; no client of E2B's says them."""
+
     type: Annotated[str, Field(max_length=32)]
     args: list[str] = Field(default_factory=list)
     files_hash: Annotated[str, Field(max_length=64)] | None = Field(default=None, alias="filesHash")
     force: bool | None = None
     force_upload: bool | None = Field(default=None, alias="forceUpload")
+    from_stage: int | None = Field(default=None, alias="fromStage")
+    mounts: list[BuildMount] = Field(default_factory=list)
 
 
 class Registry(Message):
@@ -203,16 +218,29 @@ class Registry(Message):
     service_account_json: str | None = Field(default=None, alias="serviceAccountJson", repr=False)
 
 
-class BuildStart(Message):
-    """Body of POST /v2/templates/{id}/builds/{id}."""
+class BuildBeginning(Message):
+    """What a stage begins with, and its steps."""
 
     from_image: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x20]*$")] | None = Field(
         default=None, alias="fromImage"
     )
     from_template: Reference | None = Field(default=None, alias="fromTemplate")
+    from_stage: int | None = Field(default=None, alias="fromStage")
+    steps: list[BuildStep] | None = None
+
+
+class BuildStage(BuildBeginning):
+    """Atoll's own: a stage before the one that becomes the template."""
+
+    name: Annotated[str, Field(max_length=256)]
+
+
+class BuildStart(BuildBeginning):
+    """Body of POST /v2/templates/{id}/builds/{id}."""
+
     from_image_registry: Registry | None = Field(default=None, alias="fromImageRegistry", repr=False)
     force: bool | None = None
-    steps: list[BuildStep] | None = None
+    stages: list[BuildStage] | None = None
     start_cmd: str | None = Field(default=None, alias="startCmd")
     ready_cmd: str | None = Field(default=None, alias="readyCmd")
 
@@ -232,20 +260,33 @@ class TemplateChange(Message):
 def recipe(body: BuildStart) -> Recipe:
     """What is to be built, in our words. *Errors*: INVALID_REQUEST, NOT_SUPPORTED."""
     refuse_unknown(body)
-    steps = []
-    for number, one in enumerate(body.steps or (), 1):
-        refuse_unknown(one, f"steps.{number}.")
-        if one.type not in StepKind.__members__:
-            raise Refused(Code.INVALID_REQUEST, f"step {number}: {one.type!r} is none of {', '.join(StepKind)}")
-        steps.append(Step(StepKind(one.type), tuple(one.args), one.files_hash, bool(one.force)))
+    stages = []
+    for stage in body.stages or ():
+        refuse_unknown(stage, f"stages.{stage.name}.")
+        stages.append(Stage(stage.name, stage.from_image, stage.from_template, stage.from_stage, _steps(stage, f"stages.{stage.name}.")))
     return Recipe(
         from_image=body.from_image or None,
         from_template=body.from_template or None,
-        steps=tuple(steps),
+        from_stage=body.from_stage,
+        stages=tuple(stages),
+        steps=_steps(body, ""),
         force=bool(body.force),
         start_command=body.start_cmd or None,
         ready_command=body.ready_cmd or None,
     )
+
+
+def _steps(beginning: BuildBeginning, where: str) -> tuple[Step, ...]:
+    steps = []
+    for number, one in enumerate(beginning.steps or (), 1):
+        refuse_unknown(one, f"{where}steps.{number}.")
+        if one.type not in StepKind.__members__:
+            raise Refused(Code.INVALID_REQUEST, f"step {number}: {one.type!r} is none of {', '.join(StepKind)}")
+        for mount in one.mounts:
+            refuse_unknown(mount, f"{where}steps.{number}.mounts.")
+        mounts = tuple(Mount(it.target, it.source, it.files_hash, it.from_stage, it.owner, it.mode) for it in one.mounts)
+        steps.append(Step(StepKind(one.type), tuple(one.args), one.files_hash, bool(one.force), one.from_stage, mounts))
+    return tuple(steps)
 
 
 def registry_credentials(registry: Registry | None) -> dict[str, str]:

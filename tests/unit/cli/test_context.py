@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.building import chosen, digest
-from atoll.cli.dockerfile import Copied
+from atoll.cli.context import chosen, digest
+from atoll.cli.dockerfile.stages import Copied
 
 
 @pytest.fixture

@@ -1,0 +1,179 @@
+"""What a step copies, on its way to control: files of the directory, archives, what a URL leads to, and what a Dockerfile holds itself."""
+
+from __future__ import annotations
+
+import bz2
+import hashlib
+import io
+import lzma
+import posixpath
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from atoll.base.errors import Code, Refused
+from atoll.cli.context import chosen, digest
+from atoll.cli.dockerfile.reading import URLS
+from atoll.cli.dockerfile.stages import Copied
+
+BYTES_MAX: Final = 8 << 30
+TIMEOUT_S: Final = 60.0
+_GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
+_PIECE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One archive to be sent. `word` and `source`: as the step says it then; `write`: puts the bytes into a file."""
+
+    word: str
+    source: str
+    files_hash: str
+    names: int
+    write: Callable[[IO[bytes]], None]
+
+
+@contextmanager
+def parcel(context: Path, one: Copied, ignored: Callable[[str], bool]) -> Iterator[Parcel]:
+    """What is to be sent for a step. *Errors*: Refused INVALID_REQUEST, with the line."""
+    try:
+        if one.content is not None:
+            yield _alone(one, one.source, io.BytesIO(one.content.encode()), mode=0o644)
+        elif one.source.startswith(URLS):
+            with tempfile.TemporaryFile() as file:
+                name = _download(one, file)
+                yield _alone(one, name, file, mode=0o600)
+        else:
+            yield _local(context, one, ignored)
+    except Refused as error:
+        if not one.line or error.message.startswith("line "):
+            raise
+        raise Refused(error.code, f"line {one.line}: {error.message}", hint=error.hint) from error
+
+
+def _local(context: Path, one: Copied, ignored: Callable[[str], bool]) -> Parcel:
+    files = list(chosen(context, one.source, ignored=ignored, excluded=one.excluded))
+    if not files:
+        raise Refused(Code.INVALID_REQUEST, f"{one.word} {one.source}: {context} has nothing of that name")
+    if one.word == "ADD" and len(files) == 1 and files[0].is_file() and not files[0].is_symlink() and is_archive(files[0]):
+        return _archive(files[0], one)
+
+    def write(target: IO[bytes]) -> None:
+        with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as tar:
+            for path in files:
+                tar.add(path, arcname=str(path.relative_to(context)), recursive=False)
+
+    return Parcel("COPY", one.source, digest(context, files, one), len(files), write)
+
+
+def _alone(one: Copied, name: str, content: IO[bytes], *, mode: int) -> Parcel:
+    """A file that is in no directory."""
+    content.seek(0)
+    found = hashlib.sha256()
+    for piece in iter(lambda: content.read(_PIECE), b""):
+        found.update(piece)
+    if one.checksum and one.checksum != f"sha256:{found.hexdigest()}":
+        raise Refused(Code.INVALID_REQUEST, f"what {one.source[:200]} leads to is sha256:{found.hexdigest()}, not {one.checksum[:80]}")
+    size = content.seek(0, io.SEEK_END)
+
+    def write(target: IO[bytes]) -> None:
+        content.seek(0)
+        with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as tar:
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = size, mode
+            tar.addfile(info, content)
+
+    return Parcel("COPY", name, hashlib.sha256(repr((name, one.target, mode, found.digest())).encode()).hexdigest(), 1, write)
+
+
+def _download(one: Copied, file: IO[bytes]) -> str:
+    """The name of what a URL leads to."""
+    name = posixpath.basename(urlsplit(one.source).path)
+    if not name:
+        if one.target.endswith("/"):
+            raise Refused(
+                Code.INVALID_REQUEST, f"{one.source[:200]} names no file", hint="Say as which file it is kept, not in which directory."
+            )
+        name = posixpath.basename(one.target)
+    taken = 0
+    try:
+        with httpx.stream("GET", one.source, follow_redirects=True, timeout=TIMEOUT_S) as answer:
+            if answer.status_code != httpx.codes.OK:
+                raise Refused(Code.INVALID_REQUEST, f"{one.source[:200]} answers with status {answer.status_code}")
+            for part in answer.iter_bytes():
+                taken += len(part)
+                if taken > BYTES_MAX:
+                    raise Refused(Code.BODY_TOO_LARGE, f"{one.source[:200]} has more than {BYTES_MAX} bytes")
+                file.write(part)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Refused(Code.INVALID_REQUEST, f"{one.source[:200]} cannot be read: {error}") from error
+    return name
+
+
+def is_archive(path: Path) -> bool:
+    """Whether ADD unpacks it: a tar, as it is or compressed. *Errors*: Refused INVALID_REQUEST of one that would be, and cannot."""
+    with path.open("rb") as file:
+        begins = file.read(8)
+    if begins.startswith(_ZSTD):
+        raise Refused(
+            Code.INVALID_REQUEST, f"ADD {path.name}: archives of zstd are not supported", hint="Compress it with gzip or xz, or COPY it."
+        )
+    try:
+        return tarfile.is_tarfile(path)
+    except (EOFError, OSError, lzma.LZMAError, ValueError):
+        return False
+
+
+def _archive(path: Path, one: Copied) -> Parcel:
+    names = check_archive(path)
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").digest()
+
+    def write(target: IO[bytes]) -> None:
+        with path.open("rb") as file:
+            begins = file.read(8)
+            file.seek(0)
+            opened: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {_BZIP2: bz2.open, _XZ: lzma.open}
+            unpack = next((opened[magic] for magic in opened if begins.startswith(magic)), None)
+            # What builds unpack with knows gzip and nothing else everywhere.
+            shutil.copyfileobj(file if unpack is None else unpack(file), target, _PIECE)
+
+    return Parcel("ADD", path.name, hashlib.sha256(repr(("ADD", one.target, found)).encode()).hexdigest(), names, write)
+
+
+def check_archive(path: Path) -> int:
+    """How many names an archive has. *Errors*: Refused INVALID_REQUEST of one that is broken, or would write where it was not asked to."""
+    links: set[str] = set()
+    count = size = 0
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                count, size = count + 1, size + member.size
+                name = posixpath.normpath(member.name)
+                _check_member(path.name, member, name, links)
+                if size > BYTES_MAX:
+                    raise Refused(Code.INVALID_REQUEST, f"{path.name} unpacks to more than {BYTES_MAX} bytes")
+                if member.issym():
+                    links.add(name)
+    except (tarfile.TarError, EOFError, OSError, lzma.LZMAError, ValueError) as error:
+        raise Refused(Code.INVALID_REQUEST, f"the archive {path.name} is broken: {error}") from error
+    return count
+
+
+def _check_member(archive: str, member: tarfile.TarInfo, name: str, links: set[str]) -> None:
+    for one in (name, posixpath.normpath(member.linkname)) if member.islnk() else (name,):
+        if one.startswith(("/", "../")) or one == "..":
+            raise Refused(Code.INVALID_REQUEST, f"{archive} has {one[:200]!r}, which leads out of where it is unpacked")
+    if member.ischr() or member.isblk():
+        raise Refused(Code.INVALID_REQUEST, f"{archive} has the device {name[:200]!r}: a sandbox has its own")
+    parts = name.split("/")
+    if any("/".join(parts[:end]) in links for end in range(1, len(parts))):
+        raise Refused(Code.INVALID_REQUEST, f"{archive} has {name[:200]!r} behind a link of its own")
