@@ -23,7 +23,7 @@ from tests.sim.world import Agent, World
 
 @dataclass
 class Bank:
-    """A bench: `false` fails, `hang` waits until it is let go, the rest is done at once."""
+    """A bench: `false` fails, `hang` waits until it is let go, `linger` a moment, the rest is done at once."""
 
     shop: Shop
     image: str
@@ -39,10 +39,17 @@ class Bank:
         if text == "hang":
             self.shop.hanging.set()
             await self.shop.let_go.wait()
+        if text.startswith("linger"):
+            await asyncio.sleep(0.02)
         return Ended(1 if text == "false" else 0)
 
     async def put(self, path: str, source: Path) -> None:
         self.done.append(f"put {path} {hashlib.sha256(source.read_bytes()).hexdigest()}")
+
+    async def get(self, path: str, target: Path) -> None:
+        content = repr((self.image, self.done)).encode()
+        target.write_bytes(content)
+        self.shop.passed.append(target)
 
     async def layer(self) -> Layer:
         content = repr((self.image, self.done)).encode()
@@ -58,7 +65,10 @@ class Shop:
     images: set[str] = field(default_factory=set)
     pulled: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
     tried: list[Result] = field(default_factory=list)
+    passed: list[Path] = field(default_factory=list)
+    """Where what one stage gives to another was on its way."""
     open: int = 0
+    most: int = 0
     tidied: int = 0
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     let_go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,6 +82,7 @@ class Shop:
     @contextlib.asynccontextmanager
     async def bench(self, build: Build, image: str) -> AsyncIterator[Bench]:
         self.open += 1
+        self.most = max(self.most, self.open)
         try:
             yield Bank(self, image)
         finally:
@@ -133,7 +144,7 @@ async def request(world: World, name: str = "mine", **body: Any) -> dict[str, An
 
 
 async def begin(world: World, asked: Mapping[str, Any], *steps: Mapping[str, Any], **body: Any) -> None:
-    source = {} if "fromImage" in body else {"fromTemplate": "base"}
+    source = {} if {"fromImage", "fromStage"} & body.keys() else {"fromTemplate": "base"}
     path = f"/v2/templates/{asked['templateID']}/builds/{asked['buildID']}"
     answer = await world.call("POST", path, json={"steps": list(steps), **source, **body})
     assert answer.status_code == 202, answer.text
