@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import tarfile
@@ -13,6 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from e2b import Sandbox
 
 from tests.instance.conftest import Instance, until
 from tests.instance.survival import Client, kill
@@ -96,19 +98,28 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.server_close()
 
 
+@contextlib.contextmanager
+def sandbox_of(instance: Instance, template: str) -> Iterator[Sandbox]:
+    with Client(instance) as client:
+        sandbox = client.create(template=template)
+        try:
+            yield sandbox
+        finally:
+            sandbox.kill()
+
+
 def test_a_dockerfile_in_stages(instance: Instance, context: Path, url: str, name: str) -> None:
     first = instance.run("template", "build", name, str(context), "--build-arg", f"URL={url}")
     assert "[build 4/4] RUN" in first.stderr, first.stderr
     assert "stage unused is not needed, and not built" in first.stderr
     assert "the cache /root/.cache is empty at the beginning" in first.stderr
-    with Client(instance) as client:
-        sandbox = client.create(template=name)
+    with sandbox_of(instance, name) as sandbox:
 
         def said(command: str) -> str:
             return sandbox.commands.run(command, user="root").stdout
 
         # Those of another stage stay whose they are, and a link that was asked for is what it leads to.
-        assert said("stat -c '%u:%g %a %F' /usr/local/bin/app /usr/local/bin/link") == "4321:4321 750 regular file\n" * 2
+        assert said("stat -c '%u:%g %a %s %F' /usr/local/bin/app /usr/local/bin/link") == "4321:4321 750 31 regular file\n" * 2
         assert said("/usr/local/bin/app") == "main\nfirst\n"
         assert said("stat -c '%U:%G %n' /opt/deep/file; cat /opt/deep/file") == "user:user /opt/deep/file\nin-deep\n"
         assert said("cd /opt/unpacked; stat -c '%u %a %n' dir/owned plain; cat dir/owned") == "4321 600 dir/owned\n0 644 plain\nhi\n"
@@ -118,7 +129,6 @@ def test_a_dockerfile_in_stages(instance: Instance, context: Path, url: str, nam
         assert said("ls -A /mnt/out /root/.cache /opt/main.sh 2>&1 | grep -v 'No such' | grep -v : | tr -d '\\n'") == ""
         assert said("cat /opt/python") == "by python\n"
         assert sandbox.commands.run("pwd; id -un").stdout == "/opt\nuser\n"
-        sandbox.kill()
     again = instance.run("template", "build", name, str(context), "--build-arg", f"URL={url}")
     assert "sending" not in again.stderr
     taken = [line for line in again.stderr.splitlines() if line.startswith("[") and ("RUN" in line or "COPY" in line or "ADD" in line)]
@@ -135,10 +145,8 @@ def test_a_changed_stage_is_taken_again_and_the_others_are_not(instance: Instanc
     changed = instance.run("template", "build", name, str(context))
     assert "CACHED [one 3/3] RUN" in changed.stderr
     assert "CACHED [4/6] COPY" in changed.stderr or "CACHED [3/6] COPY" in changed.stderr, changed.stderr
-    with Client(instance) as client:
-        sandbox = client.create(template=name)
+    with sandbox_of(instance, name) as sandbox:
         assert sandbox.commands.run("cat /one /two").stdout == "1\n3\n"
-        sandbox.kill()
     wanted = instance.run("template", "build", f"{name}-one", str(context), "--target", "one")
     assert "COPY" not in wanted.stderr
 
@@ -148,7 +156,7 @@ def test_a_changed_stage_is_taken_again_and_the_others_are_not(instance: Instanc
     [
         ("FROM template:base\nCOPY --from=nothere:1 /x /y\n", "nothere:1"),
         ("FROM template:base AS a\nRUN true\nFROM template:base\nCOPY --from=a /missing /y\n", "there is no /missing"),
-        ("FROM template:base AS a\nCOPY --from=b /x /y\nFROM template:base AS b\nCOPY --from=a /x /y\n", "line 4: stages need each other"),
+        ("FROM template:base AS a\nCOPY --from=b /x /y\nFROM template:base AS b\nCOPY --from=a /x /y\n", "line 2: stages need each other"),
         ("FROM template:base\nADD evil.tar /x/\n", "line 2: evil.tar has '../up', which leads out"),
         ("FROM template:base\nADD broken.tar.gz /x/\n", "line 2: the archive broken.tar.gz is broken"),
         ("FROM template:base\nADD http://127.0.0.1:9/x /x/\n", "line 2: http://127.0.0.1:9/x cannot be read"),
@@ -181,7 +189,7 @@ def test_control_that_is_killed_between_two_stages_leaves_nothing(instance: Inst
     passing = partial(lambda: list(uploads.rglob(".passing-*")))
     building = threading.Thread(target=lambda: instance.run("template", "build", name, str(context), check=False))
     building.start()
-    until(lambda: any(path.stat().st_size > 1 << 20 for path in passing()), within_s=90, what=lambda: instance.last_words())
+    until(lambda: any(path.stat().st_size > 1 << 20 for path in passing()), within_s=90, what=instance.last_words)
     kill(instance, "control")
     instance.until_well()
     building.join(120)

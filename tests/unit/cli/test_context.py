@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.context import chosen, digest
+from atoll.base.errors import Refused
+from atoll.cli.context import chosen, digest, ignoring
 from atoll.cli.dockerfile.stages import Copied
 
 
@@ -49,3 +50,26 @@ def test_content_counts_and_time_does_not(context: Path) -> None:
     changed = digest(context, files, one)
     (context / "src/main.py").chmod(0o755)
     assert len({before, changed, digest(context, files, one)}) == 3
+
+
+def test_what_leads_out_by_a_link_is_refused(context: Path) -> None:
+    (context / "out").symlink_to("/etc")
+    with pytest.raises(Refused, match="leads out"):
+        names(context, "out/passwd")
+
+
+def test_a_copy_leaves_out_what_it_excludes(context: Path) -> None:
+    assert [path.name for path in chosen(context, "*.txt", excluded=["b*"])] == ["a.txt"]
+    assert [path.name for path in chosen(context, "src", excluded=["**/deep"])] == ["src", "main.py"]
+
+
+def test_a_dockerfile_has_an_ignore_file_of_its_own(context: Path) -> None:
+    (context / "my.Dockerfile.dockerignore").write_text("# none of these\n*\n!s[r-t]c\nsrc/de?p\n!keep/s\\ecret\n")
+    out = ignoring(context, context / "my.Dockerfile")
+    assert [name for name in ("a.txt", "src/main.py", "src/deep/x", "keep/not", "keep/secret") if not out(name)] == [
+        "src/main.py",
+        "keep/secret",
+    ]
+    (context / ".dockerignore").write_bytes(b"\xff\xfe")
+    with pytest.raises(Refused, match="cannot be read"):
+        ignoring(context)

@@ -1,0 +1,144 @@
+"""What a step copies, on its way to control: archives that ADD unpacks and those that it refuses, files of the Dockerfile itself, and URLs."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from atoll.base.errors import Refused
+from atoll.cli import sending
+from atoll.cli.context import ignoring
+from atoll.cli.dockerfile.stages import Copied
+from atoll.cli.sending import Parcel, parcel
+
+ADD = Copied("a.tar", "/opt/", "", "", line=7, word="ADD")
+
+
+def sent(context: Path, one: Copied) -> tuple[Parcel, bytes]:
+    target = io.BytesIO()
+    with parcel(context, one, ignoring(context)) as found:
+        found.write(target)
+    return found, target.getvalue()
+
+
+def packed(*members: tuple[str, bytes], change: Callable[[tarfile.TarInfo], None] = lambda _: None) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.uid = len(content), 12
+            change(info)
+            tar.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+PLAIN = packed(("one", b"1"), ("two/three", b"23"))
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress], ids=["tar", "gz", "bz2", "xz"])
+def test_archives_are_sent_as_every_image_can_unpack_them(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "a.tar").write_bytes(compress(PLAIN))
+    found, content = sent(tmp_path, ADD)
+    assert (found.word, found.source, found.names) == ("ADD", "a.tar", 2)
+    assert (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content) == PLAIN
+    assert sent(tmp_path, replace(ADD, target="/srv/"))[0].files_hash != found.files_hash
+    # To a COPY it is a file like any other.
+    copied, _ = sent(tmp_path, replace(ADD, word="COPY"))
+    assert (copied.word, copied.source) == ("COPY", "a.tar")
+
+
+def test_what_is_no_archive_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_text("only called so")
+    assert sent(tmp_path, ADD)[0].word == "COPY"
+    (tmp_path / "a.tar").write_bytes(gzip.compress(b"no tar"))
+    assert sent(tmp_path, ADD)[0].word == "COPY"
+
+
+def _link(info: tarfile.TarInfo, kind: bytes, to: str) -> None:
+    info.type, info.linkname, info.size = kind, to, 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (packed(("../up", b"")), "'../up', which leads out"),
+        (packed(("a/../../up", b"")), "'../up', which leads out"),
+        (packed(("/etc/passwd", b"")), "'/etc/passwd', which leads out"),
+        (packed(("hard", b""), change=lambda info: _link(info, tarfile.LNKTYPE, "/etc/shadow")), "'/etc/shadow', which leads out"),
+        (packed(("hard", b""), change=lambda info: _link(info, tarfile.LNKTYPE, "../x")), "'../x', which leads out"),
+        (packed(("disk", b""), change=lambda info: _link(info, tarfile.BLKTYPE, "")), "the device 'disk'"),
+        (
+            packed(("out", b""), ("out/x", b""), change=lambda info: _link(info, tarfile.SYMTYPE, "/etc") if info.name == "out" else None),
+            "'out/x' behind a link",
+        ),
+        (gzip.compress(packed(("one", b"1" * 9000)))[:-30], "is broken"),
+        (b"\x28\xb5\x2f\xfd....", "zstd"),
+    ],
+)
+def test_hostile_and_broken_archives_are_refused_with_their_line(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises(Refused, match=words) as refused:
+        sent(tmp_path, ADD)
+    assert refused.value.message.startswith("line 7: ")
+
+
+def test_more_than_fits_is_refused_before_it_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "BYTES_MAX", 2)
+    (tmp_path / "a.tar").write_bytes(PLAIN)
+    with pytest.raises(Refused, match="unpacks to more than 2 bytes"):
+        sent(tmp_path, ADD)
+
+
+def test_what_stands_in_the_dockerfile_is_a_file(tmp_path: Path) -> None:
+    found, content = sent(tmp_path, Copied("note", "/opt/", "root", "", content="text\n"))
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        (member,) = tar
+        file = tar.extractfile(member)
+        assert file is not None
+        assert (member.name, member.mode, file.read()) == ("note", 0o644, b"text\n")
+    assert found.word == "COPY"
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(404) if "missing" in request.url.path else httpx.Response(200, content=b"fetched")
+
+    client = httpx.Client(transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(sending.httpx, "stream", client.stream)
+    yield
+    client.close()
+
+
+@pytest.mark.usefixtures("web")
+def test_what_a_url_leads_to_is_a_file_of_roots_alone(tmp_path: Path) -> None:
+    url = replace(ADD, source="http://example.org/a/x.bin?query")
+    found, content = sent(tmp_path, replace(url, checksum=f"sha256:{hashlib.sha256(b'fetched').hexdigest()}"))
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        assert [(member.name, member.mode) for member in tar] == [("x.bin", 0o600)]
+    assert (found.word, found.source) == ("COPY", "x.bin")
+    assert sent(tmp_path, replace(url, source="http://example.org/", target="/opt/name"))[0].source == "name"
+
+
+@pytest.mark.usefixtures("web")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"checksum": "sha256:00"}, "leads to is sha256:"),
+        ({"source": "http://example.org/missing"}, "status 404"),
+        ({"source": "http://example.org/"}, "names no file"),
+    ],
+)
+def test_what_a_url_does_not_lead_to(tmp_path: Path, change: dict[str, str], words: str) -> None:
+    with pytest.raises(Refused, match=f"line 7: .*{words}"):
+        sent(tmp_path, replace(ADD, **{"source": "http://example.org/x", **change}))
