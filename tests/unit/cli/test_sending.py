@@ -84,6 +84,7 @@ def _link(info: tarfile.TarInfo, kind: bytes, to: str) -> None:
         (gzip.compress(packed(("one", b"1" * 9000)))[:-30], "is broken"),
         (b"\x28\xb5\x2f\xfd....", "zstd"),
     ],
+    ids=["up", "up again", "absolute", "hard link", "hard link up", "device", "behind a link", "cut", "zstd"],
 )
 def test_hostile_and_broken_archives_are_refused_with_their_line(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "a.tar").write_bytes(content)
