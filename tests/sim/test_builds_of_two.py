@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.control.builds import builder
 from atoll.control.builds import builds as module
 from tests.sim.duo import Duo, duo
 from tests.sim.test_builds import Shop, begin, code_of, ended, image_of, request, run, status
@@ -23,6 +24,8 @@ async def world(tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "BEAT_S", 0.05)
     monkeypatch.setattr(module, "LOOK_S", 0.05)
     monkeypatch.setattr(module, "ABANDONED_S", 0.6)
+    monkeypatch.setattr(builder, "ABANDONED_S", 0.6)
+    monkeypatch.setattr(builder, "LOOK_S", 0.02)
     async with duo(tmp_path, changes={"workshop": shop, "images": tmp_path / "images"}) as (made, _):
         yield made
 
@@ -66,6 +69,29 @@ async def test_both_build_one_template_at_once_under_two_tags(world: Duo) -> Non
     assert first == second
     shown = await world.call("GET", f"/templates/{first}/tags")
     assert {one["tag"] for one in shown.json()} >= {"v0", "v1"}
+
+
+async def test_a_step_is_taken_once_whichever_replica_builds(world: Duo, shop: Shop) -> None:
+    async def begun(at: int, *steps: str) -> dict[str, str]:
+        with world.through(at):
+            asked = await request(world, f"mine-{at}")
+            await begin(world, asked, *(run(step) for step in steps))
+        return asked
+
+    first = await begun(0, "hang", "echo 0")
+    await asyncio.wait_for(shop.hanging.wait(), 10)
+    second = await begun(1, "hang", "echo 1")
+    with world.through(1):
+        async with asyncio.timeout(10):
+            while not any("waiting for" in line for line in (await status(world, second))["logs"]):
+                await asyncio.sleep(0.02)
+    shop.let_go.set()
+    for at, one in ((0, first), (1, second)):
+        with world.through(at):
+            done = await ended(world, one)
+        assert done["status"] == "ready", done
+    assert sorted(shop.ran) == ["echo 0", "echo 1", "hang"]
+    assert any(line.startswith("CACHED [1/2] RUN hang") for line in done["logs"])
 
 
 async def test_a_replica_that_goes_away_has_its_build_taken_over_by_the_other(world: Duo, shop: Shop) -> None:

@@ -172,6 +172,16 @@ TEMPLATE_STEPS: Final = sa.Table(
     sa.Column("used_at", sa.Float, nullable=False, index=True),
 )
 
+TEMPLATE_STEP_LOCKS: Final = sa.Table(
+    "template_step_locks",
+    METADATA,
+    sa.Column("team_id", sa.Text, sa.ForeignKey("teams.id"), primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("fence", sa.Integer, nullable=False),
+    sa.Column("build_id", sa.Text, nullable=False),
+    sa.Column("owner", sa.Text, nullable=False),
+)
+
 HOSTS: Final = sa.Table(
     "hosts",
     METADATA,

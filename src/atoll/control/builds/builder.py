@@ -4,12 +4,14 @@ Theory of operation. Nothing here is remembered between runs but the cache of st
 and finds what was done. A step that changes files is taken on a bench that stands on the image so far (`steps.py`); what it changed becomes
 the next image's last layer. A step's key follows from the key before it, so a step is found again exactly when all before it are the same,
 too; one that takes files of another stage has that stage's image in its key. Stages that do not need each other go on side by side; the
-first one that fails ends the others.
+first one that fails ends the others. Who takes a step holds it in the store (`store/step_locks.py`), so that builds at several control
+processes share what they do, as those at one do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,10 +30,16 @@ from atoll.domain.building import Build, Recipe, Result, Stage
 from atoll.planning import recipes
 from atoll.planning.recipes import Action, Context
 from atoll.store import builds as stored
+from atoll.store import step_locks
 from atoll.store.engine import Store
+from atoll.store.step_locks import Held
 
 BASE: Final = "base"
 FINALIZE: Final = "finalize"
+LOOK_S: Final = 0.5
+"""How often a build looks at a step that another process takes."""
+ABANDONED_S: Final = 30.0
+"""A build whose owner is silent for so long is taken over, and holds no steps."""
 PARALLEL_MAX: Final = 3
 """Benches of one build at once: a build is one of many of a team's."""
 DEFAULT_IMAGES: Final = ("e2bdev/base", "docker.io/e2bdev/base")
@@ -78,7 +86,7 @@ class Builder:
     archive: Callable[[str, str], Path]
     """`archive(team_id, files_hash)`: where what a COPY copies was sent to."""
     making: WeakValueDictionary[tuple[str, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    """Steps that are under way here: builds with the same one take it once."""
+    """Steps that are under way here, besides the store's locks: builds of one process wait for each other without looking."""
 
     async def run(self, build: Build, caller: Caller, credentials: Mapping[str, str], journal: Journal) -> Result:
         """Carry the build out. *Errors*: StepFailed; those of the workshop. What went wrong is in the log, too."""
@@ -164,18 +172,52 @@ class Builder:
 
     async def _step(self, steps: Steps, action: Action, context: Context, image: str, key: str, *, name: str, fresh: bool) -> str:
         """The image after a step, from the cache or newly made."""
-        team_id, page = steps.build.team_id, steps.page
+        team_id = steps.build.team_id
         lock = self.making.setdefault((team_id, key), asyncio.Lock())
         async with lock:
-            known = None if fresh else await self.store.read(lambda conn: stored.step(conn, team_id, key))
-            if known is not None and await self.workshop.has(known):
-                page.say(f"CACHED {name}")
-            else:
-                page.say(name)
-                known = await steps.take(action, context, image)
-            made, now = known, self.clock.now()
-            await self.store.write(lambda conn: stored.keep_step(conn, team_id, key, made, now=now))
-            return made
+            told = False
+            while True:
+                known = None if fresh else await self._known(team_id, key)
+                if known is not None:
+                    steps.page.say(f"CACHED {name}")
+                    return known
+                held = await self._hold(steps.build, key)
+                if held is not None:
+                    try:
+                        # Between the look and the hold another may have been done with it.
+                        if not fresh and (known := await self._known(team_id, key)) is not None:
+                            steps.page.say(f"CACHED {name}")
+                            return known
+                        steps.page.say(name)
+                        made, now = await steps.take(action, context, image), self.clock.now()
+                        if await self.store.write(lambda conn, held=held, made=made, now=now: step_locks.keep(conn, held, made, now=now)):  # type: ignore[misc]
+                            return made
+                    finally:
+                        await asyncio.shield(self._let_go(held))
+                elif not told:
+                    told = True
+                    steps.page.say(f"another build takes it: waiting for {name}")
+                await asyncio.sleep(LOOK_S)
+
+    async def _known(self, team_id: str, key: str) -> str | None:
+        """What a step has made that is still there; it counts as used now."""
+        known = await self.store.read(lambda conn: stored.step(conn, team_id, key))
+        if known is None or not await self.workshop.has(known):
+            return None
+        now = self.clock.now()
+        await self.store.write(lambda conn: stored.keep_step(conn, team_id, key, known, now=now))
+        return known
+
+    async def _hold(self, build: Build, key: str) -> Held | None:
+        before = self.clock.now() - ABANDONED_S
+        return await self.store.write(
+            lambda conn: step_locks.take(conn, build.team_id, key, build_id=build.id, owner=build.owner or "", silent_before=before)
+        )
+
+    async def _let_go(self, held: Held) -> None:
+        # What cannot be said now is so when the build ends.
+        with contextlib.suppress(AtollError):
+            await self.store.write(lambda conn: step_locks.release(conn, held))
 
 
 def _result(recipe: Recipe, made: Start) -> Result:

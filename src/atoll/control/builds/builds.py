@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
-from atoll.control.builds.builder import Builder
+from atoll.control.builds.builder import ABANDONED_S, Builder
 from atoll.control.builds.journal import Journal
 from atoll.control.builds.port import Workshop
 from atoll.control.builds.steps import StepFailed
@@ -38,7 +38,7 @@ from atoll.domain.operations import Act, Action
 from atoll.domain.template import Template
 from atoll.planning import recipes
 from atoll.store import builds as stored
-from atoll.store import operations, tenancy
+from atoll.store import operations, step_locks, tenancy
 from atoll.store.engine import Store
 from atoll.store.sealing import Sealer
 from atoll.telemetry import events as names
@@ -49,7 +49,6 @@ LOG = get_logger()
 TABLE: Final = "template_builds"
 TAG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 BEAT_S: Final = 5.0
-ABANDONED_S: Final = 30.0
 LOOK_S: Final = 10.0
 ATTEMPTS_MAX: Final = 3
 BUILD_S: Final = 3600.0
@@ -470,6 +469,7 @@ class Builds:
                     self._cancel(conn, build, "its steps never came")
             stored.forget(conn, before=now - KEPT_S)
             stored.forget_steps(conn, before=now - KEPT_S)
+            step_locks.sweep(conn)
 
         await self.store.write(work)
         if self.workshop is not None:
