@@ -2,7 +2,7 @@
 
 A machine is an `unshare`d process tree: to end its first process is to cut its power. Its agent is the real program with the fake driver
 (`drivers/fake/kept.py`), whose sandboxes are files that outlive the agent. Partitions are nftables rules inside the machine, clocks are
-moved by the preloaded library of `tests/instance`. Everything that is made carries the rig's own name, and is gone after `close`.
+moved and disks made slow by the preloaded library of `tests/instance`. Everything that is made carries the rig's own name, and is gone after `close`.
 """
 
 from __future__ import annotations
@@ -57,22 +57,37 @@ def free_ports(count: int) -> int:
 
 
 @dataclass
-class Clock:
-    """The wall clock of whatever program is started with `environment`."""
+class Misfortune:
+    """What goes wrong with the machine of whatever program is started with `environment`."""
 
     library: Path
-    file: Path
+    clock: Path
+    disk: Path
 
-    def __post_init__(self) -> None:
-        self.file.write_bytes(struct.pack("q", 0))
+    @classmethod
+    def of(cls, library: Path, name: str) -> Misfortune:
+        """With files beside the library."""
+        made = cls(library, library.parent / f"{name}.clock", library.parent / f"{name}.sync")
+        for file in (made.clock, made.disk):
+            file.write_bytes(struct.pack("q", 0))
+        return made
 
     def shift(self, seconds: int) -> None:
-        with self.file.open("r+b") as file:
-            file.write(struct.pack("q", seconds))
+        """Its wall clock is off by so much."""
+        self._write(self.clock, seconds)
+
+    def slow(self, seconds: float) -> None:
+        """Each flush to its disk takes longer by so much."""
+        self._write(self.disk, int(seconds * 1e6))
+
+    @staticmethod
+    def _write(path: Path, number: int) -> None:
+        with path.open("r+b") as file:
+            file.write(struct.pack("q", number))
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"LD_PRELOAD": str(self.library), "ATOLL_TEST_CLOCK": str(self.file)}
+        return {"LD_PRELOAD": str(self.library), "ATOLL_TEST_CLOCK": str(self.clock), "ATOLL_TEST_SYNC": str(self.disk)}
 
 
 @dataclass
@@ -114,9 +129,9 @@ class Replica:
         self.layout = Layout(rig.path / f"control-{number}")
         self.port = rig.ports + 3 * number
         self.secure_port = rig.secure_ports + number
-        self.clock = Clock(rig.library, rig.path / f"control-{number}.clock")
+        self.misfortune = Misfortune.of(rig.library, f"control-{number}")
         self._prepare()
-        environment = rig.environment(ATOLL_HOME=str(self.layout.home), **self.clock.environment)
+        environment = rig.environment(ATOLL_HOME=str(self.layout.home), **self.misfortune.environment)
         self.program = Program([sys.executable, "-P", "-m", "atoll.programs.control_main"], environment, rig.path / f"control-{number}.log")
 
     def _prepare(self) -> None:
@@ -176,7 +191,7 @@ class Machine:
         self.rig, self.number, self.name = rig, number, f"host-{number}"
         self.home = rig.path / self.name
         self.address = f"{rig.network}.{number + 10}"
-        self.clock = Clock(rig.library, rig.path / f"{self.name}.clock")
+        self.misfortune = Misfortune.of(rig.library, self.name)
         self.first: subprocess.Popen[bytes] | None = None
         self.agent: Program | None = None
 
@@ -237,7 +252,7 @@ class Machine:
         return run(*self.command(*words), check=check, env=self.environment(**environment))
 
     def environment(self, **more: str) -> dict[str, str]:
-        own = {"ATOLL_HOME": str(self.home), "ATOLL_AGENT_DRIVER": self.rig.driver, **self.clock.environment}
+        own = {"ATOLL_HOME": str(self.home), "ATOLL_AGENT_DRIVER": self.rig.driver, **self.misfortune.environment}
         return self.rig.environment(**{**own, **more})
 
     def join(self, token: str, *options: str, check: bool = True, name: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -345,8 +360,8 @@ class Rig:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _library(self) -> Path:
-        library = self.path / "clockshift.so"
-        run("cc", "-shared", "-fPIC", "-O1", "-o", library, ROOT / "tests" / "instance" / "clockshift.c")
+        library = self.path / "misfortune.so"
+        run("cc", "-shared", "-fPIC", "-O1", "-o", library, ROOT / "tests" / "instance" / "misfortune.c")
         return library
 
     def environment(self, **more: str) -> dict[str, str]:

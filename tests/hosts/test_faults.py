@@ -82,6 +82,25 @@ def test_a_killed_control_loses_nothing(fleet: Rig) -> None:
     settled(fleet, load)
 
 
+def test_disks_may_be_slow(fleet: Rig) -> None:
+    """Each answer waits for them, none is given before, and nothing is given up that only takes long."""
+    for machine in fleet.machines:
+        machine.misfortune.slow(0.5)
+    began = time.monotonic()
+    load = burst(fleet, 1)
+    (first,) = load.created
+    until(lambda: fleet.get(first)["state"] == "ready", within_s=30, what=fleet.last_words)
+    assert time.monotonic() - began >= 0.5, "the agent has answered before its journal was on the disk"
+    for _ in range(5):
+        assert load.create() is not None, load.refused
+    settled(fleet, load)
+    for sandbox_id in sorted(load.created):
+        load.end(sandbox_id)
+    settled(fleet, load)
+    for machine in fleet.machines:
+        machine.misfortune.slow(0)
+
+
 def test_a_machine_that_has_lost_its_power_comes_back_with_its_disk(fleet: Rig) -> None:
     load = burst(fleet, 4)
     settled(fleet, load)
@@ -98,7 +117,7 @@ def test_a_machine_that_has_lost_its_power_comes_back_with_its_disk(fleet: Rig) 
 
 
 def chaos(rig: Rig, *, seconds: float, seed: int) -> Load:
-    """Creates and ends while machines are cut off, agents and replicas killed and clocks set; healed at the end."""
+    """Creates and ends while machines are cut off, agents and replicas killed, clocks set and disks slow; healed at the end."""
     dice = random.Random(seed)
     load, stop = Load(rig), threading.Event()
 
@@ -141,7 +160,8 @@ def _fault(rig: Rig, dice: random.Random) -> None:
         machine.heal,
         lambda: _restart(machine),
         lambda: _replica(rig, dice),
-        lambda: machine.clock.shift(dice.choice([0, 0, 2, -2, 3600, -3600])),
+        lambda: machine.misfortune.shift(dice.choice([0, 0, 2, -2, 3600, -3600])),
+        lambda: dice.choice([machine, *rig.replicas]).misfortune.slow(dice.choice([0, 0.05, 0.5])),
         lambda: _pause(machine, dice.uniform(0.5, 3)),
     ]
     dice.choice(faults)()
@@ -171,10 +191,12 @@ def _pause(machine: Machine, seconds: float) -> None:
 def _heal(rig: Rig) -> None:
     for machine in rig.machines:
         machine.heal()
-        machine.clock.shift(0)
+        machine.misfortune.shift(0)
+        machine.misfortune.slow(0)
         if machine.agent is None or not machine.agent.running:
             machine.start_agent()
     for replica in rig.replicas:
+        replica.misfortune.slow(0)
         if not replica.program.running:
             replica.start()
         until(replica.well, within_s=60, what=rig.last_words)

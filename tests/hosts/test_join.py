@@ -214,7 +214,7 @@ def test_a_new_certificate_is_shown_without_a_restart(joining: Rig, machine: Mac
 @pytest.mark.parametrize("skew_s", [3600, -3600])
 def test_a_machine_whose_clock_is_an_hour_off_is_told_and_takes_nothing(joining: Rig, machine: Machine, skew_s: int) -> None:
     machine.join(joining.operator_token(machine.name))
-    machine.clock.shift(skew_s)
+    machine.misfortune.shift(skew_s)
     try:
         report = json.loads(machine.inside(ATOLL, "agent", "doctor", "--json", check=False).stdout)
         (clock,) = [check for check in report["checks"] if check["id"].startswith("control.clock")]
@@ -224,7 +224,7 @@ def test_a_machine_whose_clock_is_an_hour_off_is_told_and_takes_nothing(joining:
         (condition,) = joining.hosts()[machine.name]["conditions"]
         assert str(skew_s) in condition["detail"]
     finally:
-        machine.clock.shift(0)
+        machine.misfortune.shift(0)
     until(lambda: joining.hosts()[machine.name]["problems"] == [], within_s=90, what=joining.last_words)
 
 

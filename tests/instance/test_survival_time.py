@@ -144,8 +144,8 @@ class Clock:
     def __init__(self, directory: Path) -> None:
         self._file = directory / "shift"
         self.step_to(0)
-        library = directory / "clockshift.so"
-        source = Path(__file__).with_name("clockshift.c")
+        library = directory / "misfortune.so"
+        source = Path(__file__).with_name("misfortune.c")
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
         self.environment = {"ATOLL_TEST_CLOCK": str(self._file), "LD_PRELOAD": str(library)}
 

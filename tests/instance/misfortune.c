@@ -1,4 +1,5 @@
-/* Moves the wall clock of one process by the seconds in the file that ATOLL_TEST_CLOCK names; nobody else's, and no other clock. */
+/* What may go wrong with a machine, for one process and nobody else: its wall clock (no other) is off by the seconds in the file that
+   ATOLL_TEST_CLOCK names, and each flush to its disk takes longer by the microseconds in the file that ATOLL_TEST_SYNC names. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -8,17 +9,36 @@
 #include <time.h>
 #include <unistd.h>
 
-static volatile const long long *shift;
+static volatile const long long *shift, *delay;
 
-__attribute__((constructor)) static void open_shift(void) {
-    const char *path = getenv("ATOLL_TEST_CLOCK");
+static volatile const long long *number(const char *name) {
+    const char *path = getenv(name);
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0)
-        return;
+        return NULL;
     void *seen = mmap(NULL, sizeof *shift, PROT_READ, MAP_SHARED, file, 0);
-    if (seen != MAP_FAILED)
-        shift = seen;
     close(file);
+    return seen == MAP_FAILED ? NULL : seen;
+}
+
+__attribute__((constructor)) static void begin(void) {
+    shift = number("ATOLL_TEST_CLOCK");
+    delay = number("ATOLL_TEST_SYNC");
+}
+
+static void wait_for_disk(void) {
+    if (delay && *delay > 0)
+        usleep((useconds_t)*delay);
+}
+
+int fsync(int file) {
+    wait_for_disk();
+    return (int)syscall(SYS_fsync, file);
+}
+
+int fdatasync(int file) {
+    wait_for_disk();
+    return (int)syscall(SYS_fdatasync, file);
 }
 
 int clock_gettime(clockid_t id, struct timespec *now) {
