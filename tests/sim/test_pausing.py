@@ -180,3 +180,19 @@ async def test_its_end_does_not_come_while_it_is_paused(world: World, agent: Age
         world.look_at_deadlines()
         await asyncio.sleep(0.1)
         assert (await world.show(sandbox_id))["state"] == "paused"
+
+
+async def test_who_is_on_its_way_back_gets_its_payload_though_it_is_wanted_at_rest(world: World, agent: Agent) -> None:
+    """A save has failed, and the next one is asked for before its guest serves again."""
+    agent.script = resting
+    async with agent.at_work():
+        sandbox_id = (await world.create(timeoutSeconds=600, env={"A": "mine"}))["id"]
+    (command,) = [c for c in agent.commands if c.sandbox_id == sandbox_id]
+    asked = world.spawn(post(world, sandbox_id, "suspend"))
+    wanted = await agent.wanted()
+    assert wanted.kind is Kind.ENSURE_SUSPENDED
+    assert (await agent.fetch(command)).payloads[sandbox_id].env["A"] == "mine"
+    await agent.obey(wanted)
+    assert (await asked).json()["state"] == "suspended"
+    await world.release(sandbox_id)
+    assert (await agent.fetch(command)).payloads == {}

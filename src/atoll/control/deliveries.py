@@ -81,7 +81,10 @@ class Deliveries:
             placement = found.placement if found is not None else None
             if found is None or placement is None or placement.host_id != host.id or placement.holding is Holding.NONE:
                 return None
-            if placement.desired is not Kind.ENSURE_RUNNING or found.sandbox.state in TERMINAL:
+            if placement.desired is Kind.ENSURE_ABSENT or found.sandbox.state in TERMINAL:
+                return None
+            if placement.desired is not Kind.ENSURE_RUNNING and found.sandbox.started_at is None:
+                # One that was ready may still be on its way back from a rest that failed, when the next one is wanted already.
                 return None
             sealed = payloads.get(conn, sandbox_id)
             if sealed is not None and not sealed.exposes:

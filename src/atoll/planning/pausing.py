@@ -170,6 +170,8 @@ def heard(facts: Facts, placement: Placement, report: Report, ended_by: str | No
     own = _BY_ITSELF.get(placement.observed) if report.reason in _OWN else None
     if own is not None and sandbox.state is State.READY and placement.desired is Kind.ENSURE_RUNNING:
         return _rests_by_itself(sandbox, placement, report, own)
+    if ended_by is None and sandbox.state in MOVING and _is_of_before(placement, report):
+        return Outcome(sandbox, placement, ())
     if sandbox.state is State.RESUMING and sandbox.rested is not None and placement.desired is Kind.ENSURE_RUNNING:
         return _coming_back(sandbox, placement, report, ended_by, now)
     way = _WAYS.get(sandbox.state)
@@ -180,6 +182,11 @@ def heard(facts: Facts, placement: Placement, report: Report, ended_by: str | No
     if ended_by is None and sandbox.state in MOVING and report.failed_revision >= placement.desired_revision:
         return _goes_on(sandbox, placement, way, str(report.reason or way.why), report.detail, now)
     return None
+
+
+def _is_of_before(placement: Placement, report: Report) -> bool:
+    """Whether this tells how an earlier wish failed: its agent goes on to the newer one, and tells of that."""
+    return report.observed is Observed.ERROR and 0 < report.failed_revision < placement.desired_revision
 
 
 def _at_rest(sandbox: Sandbox, placement: Placement, way: _Way, report: Report) -> Outcome:

@@ -170,3 +170,15 @@ def test_only_what_runs_is_brought_to_rest() -> None:
     for state in (State.READY, State.PAUSING, State.SUSPENDING, State.RELEASING):
         one: Sandbox = replace(ready().sandbox, state=state)
         assert advance(replace(ready(), sandbox=one), ResumeRequested(), now=NOW) is None
+
+
+@pytest.mark.parametrize("wish", [PauseRequested(), SuspendRequested()])
+def test_how_an_earlier_wish_failed_ends_nothing(wish) -> None:
+    """Its guest could not be woken from a save that failed, and is wanted at rest again: what its agent makes of that wish counts."""
+    facts = kept(advance(ready(), wish, now=NOW))
+    before = place_of(facts).desired_revision - 1
+    error = told(facts, Observed.ERROR, applied_revision=before - 1, failed_revision=before, reason=Code.GUEST_BOOT_TIMEOUT)
+    after = kept(advance(facts, error, now=NOW + 1))
+    assert (after.sandbox.state, place_of(after).desired) == (facts.sandbox.state, place_of(facts).desired)
+    failed = told(after, Observed.ERROR, applied_revision=before, failed_revision=before + 1, reason=Code.SAVE_FAILED)
+    assert kept(advance(after, failed, now=NOW + 2)).sandbox.state is State.READY
