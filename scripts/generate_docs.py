@@ -31,7 +31,7 @@ if __name__ == "__main__":
 from atoll.base import errors
 from atoll.base.errors import HINTS, Code
 from atoll.cli import reference
-from atoll.domain import command, history, host, placement, sandbox
+from atoll.domain import command, history, host, placement, sandbox, snapshot
 from atoll.domain.deployment import WorkloadClass
 from atoll.telemetry import events
 from atoll.telemetry import metrics as declared
@@ -97,6 +97,8 @@ def states() -> str:
         _machine("Placement: what it holds", placement, placement.HOLDING_MOVES, placement.Holding, placement.Holding.RESERVED),
         _observed(),
         _machine("Command: what is wanted of a placement", command, command.MOVES, command.Kind, command.Kind.ENSURE_PRESENT),
+        _machine("Snapshot", snapshot, snapshot.MOVES, snapshot.State, snapshot.State.TAKING),
+        _terminal(snapshot.TERMINAL),
         _machine("Host: what the operator wants", host, host.MOVES, host.Admin, None),
         _health(),
     ]
@@ -131,8 +133,8 @@ def _diagram(moves: Mapping[tuple[S, E], S], kinds: type[S], first: S | None) ->
             yield f"{state} --> [*]"
 
 
-def _terminal(terminal: frozenset[sandbox.State]) -> str:
-    names = ", ".join(f"`{state}`" for state in sandbox.State if state in terminal)
+def _terminal(terminal: frozenset[S]) -> str:
+    names = ", ".join(f"`{state}`" for state in type(next(iter(terminal))) if state in terminal)
     return f"\nTerminal, and deaf to every event: {names}.\n"
 
 

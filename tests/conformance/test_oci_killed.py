@@ -1,6 +1,7 @@
 """The agent is killed between any two steps, or in the middle of one: the next run can start the placement, or remove all of it."""
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import pickle
@@ -14,11 +15,11 @@ import pytest
 
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Prefix, new_id
-from atoll.domain.spec import SaveMode
+from atoll.domain.spec import Origin, SaveMode
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Power
 from atoll.hostops import processes
-from atoll.testing.conformance.killed import USED, Script
+from atoll.testing.conformance.killed import BEGUN_FROM, KEPT, USED, Script
 from atoll.testing.conformance.oci_stand import OciStand, missing
 from atoll.testing.conformance.stand import shell
 
@@ -40,10 +41,11 @@ class Scene:
         self.identity, self.order = first.identity, first.order()
         self._key = first.key
 
-    def act(self, die_at, *, saving=False):
+    def act(self, die_at, *, saving=False, clone=None):
         """Start the other process; it dies before step `die_at`, or ends by itself."""
         key = self._key.private_bytes_raw() if saving else None
-        script = Script(self.kind, self.home, identity=self.identity, order=self.order, die_at=die_at, saving=key, **self.places)
+        known = {"identity": self.identity, "order": self.order, "clone": clone}
+        script = Script(self.kind, self.home, die_at=die_at, saving=key, **known, **self.places)
         file = self.home / "script.pickle"
         file.write_bytes(pickle.dumps(script))
         return subprocess.Popen([sys.executable, "-m", "atoll.testing.conformance.killed", str(file)], stdout=subprocess.PIPE, text=True)
@@ -134,6 +136,149 @@ async def test_killed_between_two_steps_of_a_save_or_restore(scene):
         finally:
             await stand.close()
     pytest.fail("it never came to its end")
+
+
+def another(order):
+    return dataclasses.replace(
+        order, placement_id=new_id(Prefix.PLACEMENT, os.urandom), sandbox_id=new_id(Prefix.SANDBOX, os.urandom), nonce=os.urandom(12).hex()
+    )
+
+
+def begun_from(order):
+    origin = Origin(new_id(Prefix.SNAPSHOT, os.urandom), SaveMode.FULL)
+    return dataclasses.replace(another(order), spec=dataclasses.replace(order.spec, origin=origin))
+
+
+async def test_killed_between_two_steps_of_a_snapshot_or_of_what_begins_from_it(scene):
+    """Its guest goes on, the moment is whole or not there, and what begins from it can be begun or removed."""
+    for die_at in range(100):
+        scene.order = another(scene.order)
+        clone = begun_from(scene.order)
+        process = scene.act(die_at, saving=True, clone=clone)
+        said = process.communicate(timeout=120)[0].split("\n")
+        stand = await scene.next_run()
+        try:
+            if process.returncode == 0:
+                assert die_at > 15, f"only {die_at} steps: {said}"
+                return
+            assert process.returncode == -signal.SIGKILL
+            await is_whole_or_gone(stand, scene.order, clone, said)
+            for order in (clone, scene.order):
+                await stand.driver.remove(order.placement_id)
+                assert (await stand.driver.inspect(order.placement_id)).power is Power.ABSENT
+            await can_be_removed(stand, scene.order)
+        finally:
+            await stand.close()
+    pytest.fail("it never came to its end")
+
+
+async def is_whole_or_gone(stand, order, clone, said):
+    kept = clone.spec.origin.snapshot_id
+    found = await stand.driver.adopt(order.placement_id)
+    if BEGUN_FROM not in said:
+        assert found.power is Power.RUNNING, f"{found} after {said[-3:]}"
+        guest = await stand.guest(order, found)
+        assert (await shell(guest, "cat /kept")).out == "written\n", "its guest goes on"
+        assert KEPT not in said or kept in await stand.driver.snapshots()
+        # Asked again, as control does: there is one, and it is whole.
+        await stand.driver.snapshot(order, kept, SaveMode.FULL)
+        await stand.driver.adopt(clone.placement_id)
+        other = await stand.guest(clone, await stand.driver.start(clone))
+        assert (await shell(other, "cat /kept")).out == "written\n"
+    await stand.driver.drop(kept)
+    assert kept not in await stand.driver.snapshots()
+
+
+@pytest.mark.parametrize("who", ["checkpoint", "guest"])
+async def test_the_runtime_or_the_guest_is_killed_while_a_moment_is_kept(tmp_path, binaries, cache, who):
+    scene = Scene(RuntimeKind.RUNSC, tmp_path, binaries, cache)
+    stand = await scene.next_run()
+    try:
+        seen = await stand.driver.start(scene.order)
+        guest = await stand.guest(scene.order, seen)
+        await shell(guest, "head -c 100000000 /dev/urandom >/kept; md5sum </kept >/sum")
+        clone = begun_from(scene.order)
+        kept = clone.spec.origin.snapshot_id
+        keeping = asyncio.create_task(stand.driver.snapshot(scene.order, kept, SaveMode.FULL))
+        if who == "guest":
+            await asyncio.sleep(0.03)
+            os.kill(seen.pid, signal.SIGKILL)
+        elif not await asyncio.to_thread(kill_runtime, scene.order.placement_id, who):
+            pytest.skip("it was too quick to be caught")
+        outcome = (await asyncio.gather(keeping, return_exceptions=True))[0]
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, Refused), repr(outcome)
+            assert await stand.driver.snapshots() == [], "nothing half done is seen"
+        if who == "checkpoint":
+            for _ in range(50):  # the sentry may still be at what nobody waits for any more
+                with contextlib.suppress(Refused):
+                    await stand.driver.snapshot(scene.order, kept, SaveMode.FULL)
+                    break
+                await asyncio.sleep(0.2)
+            assert (await shell(guest, "md5sum </kept | cmp - /sum && echo same")).out == "same\n", "it goes on"
+            other = await stand.guest(clone, await stand.driver.start(clone))
+            assert (await shell(other, "md5sum </kept | cmp - /sum && echo same")).out == "same\n"
+        await stand.driver.drop(kept)
+        await stand.driver.remove(clone.placement_id)
+        await can_be_removed(stand, scene.order)
+    finally:
+        await stand.close()
+
+
+async def test_a_moment_that_finds_no_room_leaves_its_guest_as_it_was(tmp_path, binaries, cache):
+    scene = Scene(RuntimeKind.RUNSC, tmp_path, binaries, cache)
+    stand = await scene.next_run()
+    try:
+        seen = await stand.driver.start(scene.order)
+        guest = await stand.guest(scene.order, seen)
+        space = os.statvfs(tmp_path)
+        stand.driver._config = dataclasses.replace(stand.driver._config, disk_spare_mib=space.f_bavail * space.f_frsize >> 20)
+        with pytest.raises(Refused) as refused:
+            await stand.driver.snapshot(scene.order, "snp_" + "a" * 20, SaveMode.FULL)
+        assert refused.value.code is Code.HOST_DISK_FULL
+        assert await stand.driver.snapshots() == []
+        assert (await shell(guest, "echo on")).out == "on\n"
+        await can_be_removed(stand, scene.order)
+    finally:
+        await stand.close()
+
+
+async def test_the_disk_fills_while_a_moment_is_kept(tmp_path, binaries, cache):
+    """On a small file system of its own: the guest goes on, and nothing half kept is listed."""
+    small, image = tmp_path / "small", tmp_path / "small.img"
+    small.mkdir()
+    image.write_bytes(b"")
+    os.truncate(image, 700 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(small)], check=True)
+    try:
+        await keep_on_a_disk_that_fills(Scene(RuntimeKind.RUNSC, small, binaries, cache), small)
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+async def keep_on_a_disk_that_fills(scene, small):
+    stand = await scene.next_run()
+    try:
+        stand.driver._config = dataclasses.replace(stand.driver._config, disk_spare_mib=1)
+        seen = await stand.driver.start(scene.order)
+        guest = await stand.guest(scene.order, seen)
+        await shell(guest, "head -c 60000000 /dev/urandom >/dev/shm/kept; md5sum </dev/shm/kept >/sum")
+        stand.driver._require_room = lambda _placement_id: None
+        free = os.statvfs(small)
+        (small / "filler").write_bytes(b"x" * (free.f_bavail * free.f_frsize - (20 << 20)))
+        with pytest.raises(Refused) as refused:
+            await stand.driver.snapshot(scene.order, "snp_" + "a" * 20, SaveMode.FULL)
+        assert refused.value.code in (Code.HOST_DISK_FULL, Code.SAVE_FAILED)
+        assert await stand.driver.snapshots() == []
+        assert not list((small / "sandboxes").rglob("*.img")), "what was half written is gone"
+        assert (await shell(guest, "md5sum </dev/shm/kept | cmp - /sum && echo same")).out == "same\n", "it goes on"
+        (small / "filler").unlink()
+        await stand.driver.snapshot(scene.order, "snp_" + "b" * 20, SaveMode.FULL)
+        await stand.driver.drop("snp_" + "b" * 20)
+        await can_be_removed(stand, scene.order)
+    finally:
+        await stand.close()
 
 
 async def goes_on(stand, order, said):

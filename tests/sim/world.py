@@ -278,6 +278,17 @@ def silent(command: wire.Command) -> None:
     """Takes every command and says nothing."""
 
 
+Keeps = Callable[[wire.SnapshotOrder], wire.SnapshotSeen | None]
+"""What becomes of a snapshot's order; None: nothing is said."""
+
+
+def keeper(order: wire.SnapshotOrder) -> wire.SnapshotSeen:
+    """Everything works."""
+    if order.wish is wire.SnapshotWish.DROP:
+        return wire.SnapshotSeen(id=order.id, state=wire.SnapshotState.ABSENT)
+    return wire.SnapshotSeen(id=order.id, state=wire.SnapshotState.KEPT, save_mode=order.save_mode, size_bytes=3 << 20)
+
+
 @dataclass
 class Agent:
     """One agent run for one host, by a script."""
@@ -304,6 +315,11 @@ class Agent:
     payloads: dict[str, wire.InitPayload] = field(default_factory=dict)
     checks: list[wire.Check] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
+    snapshots: dict[str, wire.SnapshotOrder] = field(default_factory=dict)
+    """Orders that it is at."""
+    kept: dict[str, wire.SnapshotSeen] = field(default_factory=dict)
+    """What its host keeps."""
+    keeping: Keeps = keeper
 
     def facts(self) -> wire.HostFacts:
         return wire.HostFacts(arch="x86_64", kernel="6.1", cpu_count=2, memory_mib=8192, disk_mib=65_536, boot_id="boot-1")
@@ -335,6 +351,7 @@ class Agent:
             "holds": dict(self.holds),
             "end_revisions": {placement: end.revision for placement, end in self.ends.items()},
             "tombstones": list(self.tombstones),
+            "snapshots": {one.id: one.wish for one in self.snapshots.values()},
             "park_s": park_s,
         }
         return wire.Poll(**{**values, **changes})
@@ -348,7 +365,25 @@ class Agent:
             self.holds[command.placement_id] = command.desired_revision
             self.generations[command.placement_id] = (command.sandbox_id, command.generation)
         self.payloads.update(answer.payloads)
+        self.snapshots.update((order.id, order) for order in answer.snapshots)
         return answer
+
+    async def keep(self) -> None:
+        """Carry out the orders for snapshots that it has, and tell control."""
+        for order in list(self.snapshots.values()):
+            seen = self.keeping(order)
+            if seen is None:
+                continue
+            if seen.state is wire.SnapshotState.KEPT:
+                self.kept[order.id] = seen
+            elif seen.state is wire.SnapshotState.ABSENT:
+                self.kept.pop(order.id, None)
+            await self.tell(seen)
+            self.snapshots.pop(order.id, None)
+
+    async def tell(self, seen: wire.SnapshotSeen) -> None:
+        """What became of a snapshot."""
+        await self._post("observe", wire.Observe(host_id=self.host_id, epoch=self.epoch, observations=[], snapshots=[seen]))
 
     def _heard(self, acknowledged: Mapping[str, int], forget: list[str], ends: list[wire.End]) -> None:
         for placement, seq in acknowledged.items():
@@ -404,6 +439,7 @@ class Agent:
                 self.see(placement_id, **seen)
         for command in (await self.poll()).commands:
             await self.obey(command)
+        await self.keep()
 
     async def run(self) -> None:
         """Poll and obey until cancelled."""
@@ -411,6 +447,7 @@ class Agent:
         while True:
             for command in (await self.poll(park_s=5.0)).commands:
                 await self.obey(command)
+            await self.keep()
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -432,6 +469,7 @@ class Agent:
             poll_seq=0,
             commands=[],
             payloads={},
+            snapshots={},
         )
 
     async def fetch(self, command: wire.Command) -> wire.Payloads:

@@ -40,11 +40,13 @@ def test_only_programs_take_real_clocks_and_dice() -> None:
 
 
 def test_state_is_changed_only_by_stepping() -> None:
-    """Whoever replaces the state of a sandbox or the holding of a placement asks the table."""
+    """Whoever replaces the state of a sandbox or snapshot, or the holding of a placement, asks the table."""
     for path in sorted((ROOT / "src" / "atoll" / "planning").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "replace"):
                 continue
             for keyword in node.keywords:
                 if keyword.arg in ("state", "holding"):
-                    assert ast.unparse(keyword.value).startswith("sb.step("), f"{path.name}:{node.lineno} {ast.unparse(keyword.value)}"
+                    assert ast.unparse(keyword.value).startswith(("sb.step(", "sn.step(")), (
+                        f"{path.name}:{node.lineno} {ast.unparse(keyword.value)}"
+                    )

@@ -37,6 +37,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "agent/error": agent.ErrorBody,
     "guest/config": guest.GuestConfig,
     "guest/hello": guest.Hello,
+    "guest/placement": guest.PlacementFile,
     "guest/init": guest.Init,
     "edge/snapshot": edge.Line,
     "edge/route": edge.Line,

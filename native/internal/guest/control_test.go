@@ -36,6 +36,7 @@ func TestGoldenMessages(t *testing.T) {
 		SandboxID: "i0123456789abcdefghij", PlacementID: "plc_0123456789abcdefghij", Generation: 1,
 		Nonce: "bm9uY2Utb2YtdGhpcy1wbGFjZW1lbnQ", PublicKey: config.PublicKey, Listen: "0.0.0.0:49983",
 		Command: []string{"/usr/bin/server", "--port", "8080"}, CommandUser: "user", Ready: []string{"/bin/bash", "-c", "curl -s localhost"},
+		PlacementFile: "/.atoll/placement",
 	}
 	if !reflect.DeepEqual(*config, want) || len(config.PublicKey) != ed25519.PublicKeySize {
 		t.Fatalf("%+v", *config)
@@ -220,6 +221,60 @@ func TestNothingIsServedWhileItSleeps(t *testing.T) {
 	}
 	if status, _ := b.do(b.request("POST", "/atoll/sleep", nil)); status != 401 {
 		t.Fatalf("without a token it answers %d", status)
+	}
+}
+
+// What is restored as another sandbox's guest takes the name that its host's file shows, and with its old name loses
+// environment and token; a token alone, or a file that says nothing, changes nothing.
+func TestARestoredGuestTakesItsNewName(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "placement")
+	show := func(text string) { must(t, os.WriteFile(file, []byte(text), 0o644)) }
+	same := fmt.Sprintf(`{"sandbox_id":%q,"placement_id":%q,"generation":3,"nonce":%q}`, testSandbox, testPlacement, testNonce)
+	show(same)
+	b := newRawBox(t, func(o *Options) { o.Config.PlacementFile = file })
+	b.init(map[string]any{"env": map[string]string{"OLD": "1"}, "access_token": "old"})
+	hello := func(token string) (int, string) {
+		r := b.request("GET", "/atoll/hello", nil)
+		r.Header.Set("Authorization", "Bearer "+token)
+		return b.do(r)
+	}
+	clone := jwt.MapClaims{"sub": "iclone", "plc": "plc_clone", "gen": 1, "non": "other", "scp": []string{"control"}}
+	mine := b.sign(b.claims("control"))
+	for _, text := range []string{same, "", "{", `{"sandbox_id":"iclone"}`} {
+		show(text)
+		if status, _ := hello(b.sign(clone)); status != 401 {
+			t.Fatalf("%q: another guest's token is answered %d", text, status)
+		}
+		if status, body := hello(mine); status != 200 || !strings.Contains(body, `"initialised":true`) {
+			t.Fatalf("%q: %d %s", text, status, body)
+		}
+	}
+	show(`{"sandbox_id":"iclone","placement_id":"plc_clone","generation":1,"nonce":"other"}`)
+	unsigned := &box{t: t, key: ed25519.NewKeyFromSeed(make([]byte, 32))}
+	if status, _ := hello(unsigned.sign(clone)); status != 401 {
+		t.Fatal("anybody's token is taken")
+	}
+	if status, body := hello(mine); status != 200 {
+		t.Fatalf("nobody has spoken to it as another yet: %d %s", status, body)
+	}
+	status, body := hello(b.sign(clone))
+	if status != 200 || !strings.Contains(body, `"sandbox_id":"iclone"`) || !strings.Contains(body, `"initialised":false`) {
+		t.Fatalf("%d %s", status, body)
+	}
+	if status, _ := hello(mine); status != 401 {
+		t.Fatal("its old name is still good")
+	}
+	b.headers.Set("X-Access-Token", "old")
+	if status, _ := b.get("/envs"); status != 503 {
+		t.Fatalf("it serves by old settings: %d", status)
+	}
+	r := b.request("POST", "/atoll/wake", nil)
+	r.Header.Set("Authorization", "Bearer "+b.sign(clone))
+	if status, _ := b.do(r); status != 204 {
+		t.Fatal(status)
+	}
+	if status, _ := b.get("/envs"); status != 503 {
+		t.Fatalf("old settings can be woken: %d", status)
 	}
 }
 

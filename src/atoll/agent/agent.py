@@ -2,8 +2,8 @@
 
 Theory of operation. Start-up is in this order: exclusive lock; drivers open; a new epoch is committed with the ones before it; the
 inventory is settled against the journal; ends and lease are enforced from then on, whether control answers or not; the drivers are
-probed; the first poll, which does not park. Six things run beside each other after that: the executor, the deadlines, the poll, what
-speaks up beside it, what measures, and children. They share the ledger and nothing else. A run ends when it is asked to, or when a newer one has taken
+probed; the first poll, which does not park. Seven things run beside each other after that: the executor, the deadlines, what keeps
+snapshots, the poll, what speaks up beside it, what measures, and children. They share the ledger and nothing else. A run ends when it is asked to, or when a newer one has taken
 over; either way no guest is touched, and the next run goes on where this one stopped.
 """
 
@@ -23,6 +23,7 @@ from atoll.agent.handshake import Guests, TcpGuests
 from atoll.agent.health import Health
 from atoll.agent.inventory import Quarantine, settle
 from atoll.agent.journal import Journal, begin_epoch
+from atoll.agent.keeping import Keeping
 from atoll.agent.lastwords import LastWords
 from atoll.agent.leases import Deadlines
 from atoll.agent.ledger import Ledger
@@ -40,7 +41,7 @@ from atoll.domain.spec import Isolation
 from atoll.drivers.port import Change, Driver
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
-from atoll.wire.agent import HostHealth, Payloads
+from atoll.wire.agent import HostHealth, Payloads, SnapshotSeen
 
 log = get_logger()
 
@@ -128,8 +129,20 @@ class Agent:
                 steps.on_end = deadlines.watch
                 steps.on_gone = lambda placement_id: _gone(placement_id, deadlines, quarantine)
                 usage = Usage(lambda: ledger, self._drivers, self._clock)
+                keeping = Keeping(ledger, self._drivers, self._dice, self._tell_snapshot, parallel=self._config.parallel_max)
                 host = Host(
-                    ledger, outbox, journal, executor, deadlines, vault, quarantine, health, self._console, usage.samples, self._capture
+                    ledger,
+                    outbox,
+                    journal,
+                    executor,
+                    deadlines,
+                    vault,
+                    quarantine,
+                    health,
+                    self._console,
+                    usage.samples,
+                    self._capture,
+                    keeping,
                 )
                 self._session = Session(
                     self._config,
@@ -142,13 +155,14 @@ class Agent:
                     over=self._end,
                     on_answer=self._on_answer,
                 )
-                return await self._beside_each_other(executor, deadlines, health, usage)
+                return await self._beside_each_other(executor, deadlines, health, usage, keeping)
 
-    async def _beside_each_other(self, executor: Executor, deadlines: Deadlines, health: Health, usage: Usage) -> Exit:
+    async def _beside_each_other(self, executor: Executor, deadlines: Deadlines, health: Health, usage: Usage, keeping: Keeping) -> Exit:
         assert self._over is not None
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(executor.run(), name="executor"),
+                group.create_task(keeping.run(), name="keeping"),
                 group.create_task(deadlines.run(), name="deadlines"),
                 group.create_task(self._talk(health), name="poll"),
                 group.create_task(self._session.speak_up(), name="speak-up"),
@@ -173,6 +187,9 @@ class Agent:
 
     async def _fetch(self, refs: list[str], placement_ids: list[str]) -> Payloads:
         return await self._session.fetch_payloads(refs, placement_ids)
+
+    async def _tell_snapshot(self, seen: SnapshotSeen) -> None:
+        await self._session.tell_snapshot(seen)
 
     async def _console(self, placement_id: str, bytes_max: int) -> bytes | None:
         """The end of a guest's console, or its last words; None when nobody has any."""

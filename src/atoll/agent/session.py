@@ -32,6 +32,7 @@ from atoll.agent.health import Health
 from atoll.agent.intake import Verdict
 from atoll.agent.inventory import UNRECORDED, Quarantine
 from atoll.agent.journal import Journal, answer_epoch
+from atoll.agent.keeping import Keeping
 from atoll.agent.leases import Deadlines, rule_of
 from atoll.agent.ledger import Ledger
 from atoll.agent.messages import Window, part_of
@@ -68,6 +69,7 @@ from atoll.wire.agent import (
     Poll,
     PollAnswer,
     Sample,
+    SnapshotSeen,
 )
 
 log = get_logger()
@@ -119,6 +121,7 @@ class Host:
     usage: Callable[[Sequence[str], int], Awaitable[dict[str, list[Sample]]]]
     capture: Callable[[str], AbstractAsyncContextManager[tuple[Path, Change]]]
     """A layer of what has changed in a placement's files, as a file that goes with the context."""
+    keeping: Keeping
 
 
 class Session:
@@ -221,6 +224,7 @@ class Session:
             end_revisions=word.end_revisions,
             dropped=word.dropped,
             tombstones=tombstones,
+            snapshots=host.keeping.under_way(),
             sent_at=self._clock.now(),
             park_s=0.0 if first or self._lost or word.more or host.outbox.more() or host.deadlines.unsure else self._park_s(health),
         )
@@ -250,9 +254,10 @@ class Session:
             await asyncio.sleep(1.0)
             return False
         host.deadlines.heard(sent_boot=sent_boot)
+        kept = host.keeping.take(answer.snapshots)
         for wish in answer.collect:
             host.executor.spawn(self._collect(wish))
-        return any(accepted) or ended or forgotten or bool(answer.collect)
+        return any(accepted) or ended or forgotten or kept or bool(answer.collect)
 
     async def _remember(self, lease_until: float) -> None:
         """Keep what the next run needs of this answer. A journal that refuses makes that run count less, never more."""
@@ -366,6 +371,11 @@ class Session:
         finally:
             flying.release()
 
+    async def tell_snapshot(self, seen: SnapshotSeen) -> None:
+        """Have control hear what became of a snapshot (keeping.Tell)."""
+        await self.established.wait()
+        await self._transport.observe(Observe(host_id=self._identity.host_id, epoch=self._run.epoch, observations=[], snapshots=[seen]))
+
     async def fetch_payloads(self, refs: list[str], placement_ids: list[str]) -> Payloads:
         """Ask control for payloads and guest tokens that this run never had (vault.Fetch)."""
         await self.established.wait()
@@ -434,6 +444,7 @@ class Session:
         for record in self._host.ledger:
             if not record.absent:
                 self._host.executor.decide(record.placement_id, lambda r: ending(r, EndedBy.FENCE, reason=Code.CREDENTIAL_REVOKED))
+        self._host.executor.spawn(self._host.keeping.drop_all())
 
 
 def _pause_s(error: AtollError, pause_s: float) -> float:

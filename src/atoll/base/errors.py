@@ -126,6 +126,10 @@ class Code(StrEnum):
     ARTIFACT_NOT_FOUND = "ARTIFACT_NOT_FOUND"
     ARTIFACTS_UNAVAILABLE = "ARTIFACTS_UNAVAILABLE"
     ARTIFACTS_DENIED = "ARTIFACTS_DENIED"
+    # snapshots
+    SNAPSHOT_NOT_FOUND = "SNAPSHOT_NOT_FOUND"
+    SNAPSHOT_IN_USE = "SNAPSHOT_IN_USE"
+    SNAPSHOT_UNAVAILABLE = "SNAPSHOT_UNAVAILABLE"
 
 
 HINTS: Final[Mapping[Code, str]] = {
@@ -232,6 +236,9 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.ARTIFACT_NOT_FOUND: "The artifact store does not have it any more; build or import the template again.",
     Code.ARTIFACTS_UNAVAILABLE: "The artifact store did not answer; look at [artifacts] in control.toml and at the store.",
     Code.ARTIFACTS_DENIED: "The artifact store refuses the credentials; mend [artifacts] in control.toml.",
+    Code.SNAPSHOT_NOT_FOUND: "It was deleted, or it belongs to another team; `atoll snapshot list` shows yours.",
+    Code.SNAPSHOT_IN_USE: "Release the sandboxes that began from it first; `atoll sandbox list` shows them.",
+    Code.SNAPSHOT_UNAVAILABLE: "The host that keeps the snapshot does not have it whole; take another one.",
 }
 
 

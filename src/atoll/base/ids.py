@@ -39,6 +39,7 @@ class Prefix(StrEnum):
     IMPORT = "imp_"
     REPLICA = "rep_"
     ALERT = "alr_"
+    SNAPSHOT = "snp_"
     BUILD = "bld_"
     """Before a build's own UUID: how sandboxes that a build needs name their client."""
 

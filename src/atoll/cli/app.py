@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from atoll.base.errors import AtollError, Code
-from atoll.cli import config, host, key, output, records, sandbox, template, top
+from atoll.cli import config, host, key, output, records, sandbox, snapshot, template, top
 
 
 class Root(TyperGroup):
@@ -81,6 +81,7 @@ def build() -> typer.Typer:
         help="Sandboxes on your own machines: isolated Linux guests that start in milliseconds and speak the E2B API.",
     )
     app.add_typer(sandbox.app, name="sandbox")
+    app.add_typer(snapshot.app, name="snapshot")
     app.add_typer(template.app, name="template")
     app.add_typer(host.app, name="host")
     app.add_typer(key.app, name="key")

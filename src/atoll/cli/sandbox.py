@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
-from atoll.cli import arguments, completion, output
+from atoll.cli import arguments, completion, output, snapshot
 from atoll.cli.output import JsonOption
 from atoll.cli.session import session
 
@@ -339,6 +339,10 @@ def authorize_replacement(
         output.document(done)
     else:
         print(f"{done['id']} is {done['state']}, generation {done['generation']}")
+
+
+app.command("snapshot")(snapshot.take)
+app.command("fork")(snapshot.fork)
 
 
 @app.command("pause")

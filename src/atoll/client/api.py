@@ -150,6 +150,29 @@ class Api:
         body = {"reboot": reboot, **({"timeoutSeconds": timeout_s} if timeout_s is not None else {})}
         return self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/resume", json=body)
 
+    def take_snapshot(self, sandbox_id: str, *, name: str | None = None, memory: bool = True) -> Json:
+        """Keep what it is now; it goes on. The answer's `mode` says what its host could keep."""
+        body = {"memory": memory, **({"name": name} if name is not None else {})}
+        return self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/snapshots", json=body)
+
+    def fork(self, sandbox_id: str, *, count: int, timeout_s: float | None, request_id: str) -> list[Json]:
+        """Clones of one moment, each `sandbox` or `error`. *Idempotency*: by the request's id."""
+        body: Json = {
+            "count": count,
+            "clientRequestId": request_id,
+            **({"timeoutSeconds": int(timeout_s)} if timeout_s is not None else {}),
+        }
+        return _items(self._call("POST", f"/v1/sandboxes/{_path(sandbox_id)}/forks", json=body))
+
+    def snapshots(self, *, sandbox: str | None = None, name: str | None = None) -> list[Json]:
+        """The team's, newest first."""
+        wanted = {"sandbox": sandbox, "name": name}
+        return list(self._pages("/v1/snapshots", {key: value for key, value in wanted.items() if value}))
+
+    def delete_snapshot(self, reference: str) -> Json:
+        """By id, or the newest of a name."""
+        return self._call("DELETE", f"/v1/snapshots/{_path(reference)}")
+
     def authorize_replacement(self, sandbox_id: str, *, generation: int, statement: str = "") -> Json:
         """Certify that what this generation was given is revoked outside. *Idempotency*: said again, the same."""
         body = {"generation": generation, "statement": statement}

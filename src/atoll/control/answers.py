@@ -7,6 +7,7 @@ burst it travels alone (a payload by itself always fits, see `orders.PAYLOAD_BYT
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,9 @@ from atoll.control.peers import Peers
 from atoll.control.settling import settled
 from atoll.domain.command import Kind
 from atoll.domain.host import Host
-from atoll.store import hosts, restoring
+from atoll.domain.snapshot import State
+from atoll.domain.spec import SaveMode
+from atoll.store import hosts, restoring, snapshots
 from atoll.store.engine import Store
 from atoll.wire import agent as wire
 
@@ -50,6 +53,7 @@ class Answers:
         CONTROL_UNAVAILABLE when the store has begun another life.
         """
         session, wanted = await self.wants.of(host.id)
+        kept = await self.store.read(lambda conn: snapshots.wanted(conn, host.id))
         if session.incarnation != self.incarnation:
             raise restoring.outlived()
         if session.epoch != poll.epoch:
@@ -71,6 +75,7 @@ class Answers:
         answer = wire.PollAnswer(lease_s=lease_s, incarnation=self.incarnation, acknowledged=acknowledged, told=held.taken)
         late_now = set(sorted(late)[:ENDS_PER_POLL_MAX])
         await self._fill(answer, poll, behind[: wire.COMMANDS_PER_POLL_MAX], late_now, gone=gone, received_at=received_at)
+        answer.snapshots.extend(_orders(kept, poll))
         tombstones = set(poll.tombstones)
         answer.forget.extend(sorted(p for p in tombstones if p in gone or p in unknown)[:FORGET_PER_POLL_MAX])
         answer.unknown.extend(sorted(p for p in strange if p in unknown and p not in tombstones)[:UNKNOWN_PER_POLL_MAX])
@@ -101,3 +106,13 @@ class Answers:
             if placement.id in late and sandbox.end_at is not None:
                 # The agent counts from when it sent the poll, which may have been parked since.
                 answer.ends.append(self.orders.end(sandbox, placement.id, since=received_at))
+
+
+def _orders(wanted: Sequence[snapshots.Wanted], poll: wire.Poll) -> Iterator[wire.SnapshotOrder]:
+    """Of what is wanted of a host's snapshots, what its agent is not at yet."""
+    room = wire.SNAPSHOTS_MAX
+    for one in wanted:
+        wish = wire.SnapshotWish.KEEP if one.state == State.TAKING.value else wire.SnapshotWish.DROP
+        if poll.snapshots.get(one.id) is not wish and room > 0:
+            room -= 1
+            yield wire.SnapshotOrder(id=one.id, wish=wish, placement_id=one.placement_id, save_mode=SaveMode(one.mode))

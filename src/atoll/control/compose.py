@@ -63,6 +63,7 @@ from atoll.control.resting import Resting
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import ReplicaView
 from atoll.control.sessions import Sessions
+from atoll.control.snapshots import Snapshots
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
 from atoll.control.usages import Usages
@@ -211,8 +212,9 @@ class Control:
         )
         self.consoles = consoles = Consoles(hub=hub, dice=dice, peers=of_others)
         captures = self._captures(hub)
+        self.snapshots = Snapshots(store=store, clock=clock, dice=dice, reconciler=reconciler)
         self.waiting = Waiting(reconciler, clock, stagger_s=_STAGGER_S_MAX * dice(1)[0] / 255 if shared is not None else 0.0)
-        self.fencing = Fencing(reconciler, directory, clock)
+        self.fencing = Fencing(reconciler, directory, clock, lost=self.snapshots.lost)
         self.watch = Watch(reconciler, directory, clock)
         self.sessions = Sessions(
             store=store,
@@ -227,6 +229,7 @@ class Control:
             captures=captures,
             peers=of_others,
             stepped_s=settings.stepped_s,
+            snapshots=self.snapshots,
         )
         self.configuration = configuration = Configuration(store=store, clock=clock, built_in=settings.deployment)
         await configuration.follow()
@@ -355,6 +358,7 @@ class Control:
             tokens=tokens,
             usages=Usages(clock=self._clock, consoles=consoles),
             configuration=self.configuration,
+            snapshots=self.snapshots,
             manifests=self.manifests,
         )
         self._routes.wake = Resting(sandboxes).wake
@@ -458,6 +462,7 @@ class Control:
         self._spawn(self.waiting.run())
         self._spawn(self.watch.run())
         self._spawn(self.builds.run())
+        self._spawn(self.snapshots.run())
         if self.manifests is not None:
             self._spawn(self.manifests.run())
         self._spawn(refresh.run(reconciler.store, configuration=self.configuration, directory=reconciler.directory if shared else None))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from atoll.base.errors import Code
+from atoll.base.errors import AtollError, Code
 from atoll.base.secret import Secret
 from atoll.control.builds.builds import Builds
 from atoll.control.configuration import Configuration
 from atoll.control.enrollment import TOKEN_LIFE_S
+from atoll.control.forks import Forks
 from atoll.control.hosts import Hosts
 from atoll.control.imports import Imports
 from atoll.control.keys import Keys
 from atoll.control.resting import Resting
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, UsagePoint, Why
+from atoll.control.snapshots import Taking
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
 from atoll.control.whys import Whys
@@ -22,6 +24,7 @@ from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import AdminEvent
 from atoll.domain.importing import Import, ImportRequest
 from atoll.domain.sandbox import Sandbox
+from atoll.domain.snapshot import Snapshot
 from atoll.domain.spec import SaveMode
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role
@@ -50,6 +53,8 @@ class Facade:
         self._keys = keys
         self._sandboxes = sandboxes
         self._resting = Resting(sandboxes)
+        self._snapshots = sandboxes.snapshots
+        self._forks = Forks(sandboxes)
         self._templates = templates
         self._imports = imports
         self._builds = builds
@@ -96,6 +101,25 @@ class Facade:
         self, caller: Caller, sandbox_id: str, *, timeout_s: float | None = None, reboot: bool = False, revision: int | None = None
     ) -> tuple[Sandbox, bool]:
         return await self._resting.resume(caller, sandbox_id, timeout_s=timeout_s, reboot=reboot, revision=revision)
+
+    async def snapshot(self, caller: Caller, sandbox_id: str, *, mode: SaveMode = SaveMode.FULL, name: str | None = None) -> Snapshot:
+        return await self._snapshots.take(caller, sandbox_id, Taking(mode, name))
+
+    async def snapshots(
+        self, caller: Caller, *, sandbox_id: str | None = None, name: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Page[Snapshot]:
+        return await self._snapshots.find(caller, sandbox_id=sandbox_id, name=name, limit=limit, cursor=cursor)
+
+    async def find_snapshot(self, caller: Caller, reference: str) -> Snapshot:
+        return await self._snapshots.get(caller, reference)
+
+    async def delete_snapshot(self, caller: Caller, reference: str) -> Snapshot:
+        return await self._snapshots.delete(caller, reference)
+
+    async def fork(
+        self, caller: Caller, sandbox_id: str, *, count: int = 1, timeout_s: int | None = None, request_id: str | None = None
+    ) -> Sequence[Sandbox | AtollError]:
+        return await self._forks.fork(caller, sandbox_id, count=count, timeout_s=timeout_s, request_id=request_id)
 
     async def events(
         self, caller: Caller, sandbox_id: str, *, after: int = 0, limit: int = 100, every_team: bool = False

@@ -78,6 +78,12 @@ class Hub:
         for event in self._waiting.get(sandbox.id, ()):
             event.tell(sandbox)
 
+    def nudge(self, sandbox_id: str) -> None:
+        """Something of this sandbox is durable that is not in its row."""
+        self.news()
+        for event in self._waiting.get(sandbox_id, ()):
+            event.tell(None)
+
     def everything(self) -> None:
         """Whatever anybody waits for may have happened: all look again."""
         for watches in self._waiting.values():

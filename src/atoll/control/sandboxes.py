@@ -27,15 +27,17 @@ from atoll.control.loops.reconcile import Reconciler
 from atoll.control.manifests import Manifests
 from atoll.control.orders import Orders
 from atoll.control.service import EVERY_TEAM, Caller, EventRecord, Page, Query, revision_mismatch
+from atoll.control.snapshots import Snapshots, require_ready
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
 from atoll.control.usages import Usages
 from atoll.domain.operations import Act, Action
 from atoll.domain.sandbox import STARTING, TERMINAL, Condition, Sandbox, State
+from atoll.domain.snapshot import State as Kept
 from atoll.domain.spec import OnEnd, Spec
-from atoll.domain.template import Template
-from atoll.planning import resolve
+from atoll.planning import beginning, resolve
 from atoll.planning.admission import Limits
+from atoll.planning.beginning import Beginning
 from atoll.planning.resolve import CreateRequest
 from atoll.planning.stimuli import EndMoved, Facts, ReleaseRequested, ReplacementAuthorized
 from atoll.store import facts, operations, sandboxes, tallies, tenancy
@@ -70,33 +72,30 @@ class Sandboxes:
     tokens: Tokens
     usages: Usages
     configuration: Configuration
+    snapshots: Snapshots
     manifests: Manifests | None = None
     """None: this process has no store for images, and every one is ready-made."""
     streams: int = 0
     """Of events, that are open."""
 
-    async def create(
-        self, caller: Caller, request: CreateRequest, *, template: Template | None = None, shape: Callable[[Spec], Spec] | None = None
-    ) -> Sandbox:
-        """As Service.create. For builds: `template` in place of one on record, and a last word on the spec."""
+    async def create(self, caller: Caller, request: CreateRequest, *, begun: Beginning | None = None) -> Sandbox:
+        """As Service.create. For builds and forks: `begun`, in place of what the request names."""
         meter = self.reconciler.meter
         meter.creating += 1
         try:
-            return await self._create(caller, request, template, shape)
+            return await self._create(caller, request, begun)
         except AtollError as error:
             meter.create_refused(error.code)
             raise
         finally:
             meter.creating -= 1
 
-    async def _create(
-        self, caller: Caller, request: CreateRequest, template: Template | None, shape: Callable[[Spec], Spec] | None
-    ) -> Sandbox:
+    async def _create(self, caller: Caller, request: CreateRequest, begun: Beginning | None) -> Sandbox:
         if request.request_id is not None:
             known = await self._repeated(caller, request)
             if known is not None:
                 return known
-        sandbox, placed = await self._accept(caller, request, template, shape)
+        sandbox, placed = await self._accept(caller, request, begun)
         self.reconciler.meter.accepted(sandbox.spec.class_name)
         if not request.wait:
             await self.reconciler.settle(sandbox.id, known=placed)
@@ -306,17 +305,32 @@ class Sandboxes:
             raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running")
         return known
 
-    async def _accept(
-        self, caller: Caller, request: CreateRequest, given: Template | None, shape: Callable[[Spec], Spec] | None
-    ) -> tuple[Sandbox, facts.Committed | None]:
-        deployment = self.configuration.current
-        policy = resolve.class_of(request, deployment)
-        template = given or await self.templates.get(caller, resolve.template_of(request, policy))
-        spec = resolve.resolve(request, template=template, policy=policy)
-        if self.manifests is not None:
-            spec = replace(spec, manifest=await self.manifests.of(template))
-        if shape is not None:
-            spec = shape(spec)
+    async def _beginning(self, caller: Caller, request: CreateRequest) -> Beginning:
+        """What it begins from. *Errors*: TEMPLATE_NOT_FOUND; as planning.beginning."""
+        reference = request.template or resolve.template_of(request, resolve.class_of(request, self.configuration.current))
+        try:
+            return Beginning(request, await self.templates.get(caller, reference))
+        except Refused as error:
+            found = await self.snapshots.look(caller, reference) if error.code is Code.TEMPLATE_NOT_FOUND else None
+            if found is None or found.state is not Kept.READY:
+                raise
+        host = self.reconciler.directory.host(found.host_id)
+        return beginning.of_snapshot(found, request, host_name=host.name if host is not None else "")
+
+    async def _spec(self, begun: Beginning) -> Spec:
+        policy = resolve.class_of(begun.request, self.configuration.current)
+        spec = resolve.resolve(begun.request, template=begun.template, policy=policy)
+        if begun.snapshot is not None:
+            beginning.check_class(begun.snapshot, policy)
+        elif self.manifests is not None:
+            spec = replace(spec, manifest=await self.manifests.of(begun.template))
+        return spec if begun.shape is None else begun.shape(spec)
+
+    async def _accept(self, caller: Caller, request: CreateRequest, given: Beginning | None) -> tuple[Sandbox, facts.Committed | None]:
+        asked = request
+        begun = given if given is not None else await self._beginning(caller, request)
+        request, template = begun.request, begun.template
+        spec = await self._spec(begun)
         now = self.clock.now()
         sandbox_id = SandboxId(new_id(Prefix.SANDBOX, self.dice))
         env = {**dict(template.env), **request.env}
@@ -338,7 +352,7 @@ class Sandboxes:
             end_at=None,
             end_revision=0,
             request_id=request.request_id,
-            request_digest=self._digest(request) if request.request_id is not None else None,
+            request_digest=self._digest(asked) if asked.request_id is not None else None,
             alias=template.aliases[0] if template.aliases else None,
             metadata=dict(request.metadata),
             payload_digest=payload_digest,
@@ -347,20 +361,28 @@ class Sandboxes:
         )
 
         def work(conn: sa.Connection) -> None:
+            if begun.snapshot is not None:
+                require_ready(conn, begun.snapshot.id)
             tallies.admit(conn, team_id=caller.team.id, client_id=caller.client.id, limits=limits)
             facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id(), request_id=caller.request_id)
-            if given is None:
-                tenancy.spawned(conn, template.id, now=now)
+            if given is None or begun.snapshot is not None:
                 operations.audit(conn, act, at=now)
+            if begun.on_record:
+                tenancy.spawned(conn, template.id, now=now)
 
-        act = Act(caller.actor(), Action.SANDBOX_CREATE, sandbox.id, data={"template": template.name, "class": spec.class_name})
+        act = Act(
+            caller.actor(),
+            Action.SANDBOX_CREATE,
+            sandbox.id,
+            data={"template": spec.template_id if begun.snapshot is not None else template.name, "class": spec.class_name},
+        )
         self.store.require_room()
-        limits = Limits.of(deployment, team=caller.team.name)
+        limits = Limits.of(self.configuration.current, team=caller.team.name)
         try:
             return sandbox, await self.reconciler.accept(sandbox, work)
         except sa.exc.IntegrityError:
             # Two requests with one id at once: the other one is first, and says what this one is answered.
-            known = await self._repeated(caller, request) if request.request_id is not None else None
+            known = await self._repeated(caller, asked) if asked.request_id is not None else None
             if known is None:
                 raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running") from None
             return known, None

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.domain.deployment import ClientLimits, TeamLimits
@@ -14,6 +14,7 @@ from atoll.domain.host import AdminEvent, Health, Host
 from atoll.domain.importing import Import, ImportRequest
 from atoll.domain.operations import Actor
 from atoll.domain.sandbox import Sandbox
+from atoll.domain.snapshot import Snapshot
 from atoll.domain.spec import SaveMode, Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
@@ -248,6 +249,38 @@ class Service(Protocol):
 
         One that runs is answered as it is; one that is on a way is waited for. `reboot`: from its files alone. *Errors*: INSUFFICIENT_*
         (its host has no room; it stays as it was), RESUME_FAILED, RESUME_TIMEOUT; CLASS_LIMIT; OutcomeUnknown.
+        """
+        ...
+
+    async def snapshot(self, caller: Caller, sandbox_id: str, *, mode: SaveMode = SaveMode.FULL, name: str | None = None) -> Snapshot:
+        """Keep what a running sandbox is at one moment; it goes on. The answer's `mode` says what its host could keep.
+
+        `name`: `name[:tag]`; the next of that name is its next version. *Errors*: ILLEGAL_STATE (it does not run), NOT_SUPPORTED,
+        INVALID_REQUEST (a template's name), RECORDS_QUOTA, INSUFFICIENT_DISK, HOST_DISK_FULL, SAVE_FAILED, SAVE_TIMEOUT; OutcomeUnknown.
+        """
+        ...
+
+    async def snapshots(
+        self, caller: Caller, *, sandbox_id: str | None = None, name: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Page[Snapshot]:
+        """The team's, newest first."""
+        ...
+
+    async def find_snapshot(self, caller: Caller, reference: str) -> Snapshot:
+        """By id, or `name[:tag]`: the newest of that. *Errors*: SNAPSHOT_NOT_FOUND."""
+        ...
+
+    async def delete_snapshot(self, caller: Caller, reference: str) -> Snapshot:
+        """Take it away, in whatever state it is. *Errors*: SNAPSHOT_NOT_FOUND; SNAPSHOT_IN_USE while sandboxes that began from it live."""
+        ...
+
+    async def fork(
+        self, caller: Caller, sandbox_id: str, *, count: int = 1, timeout_s: int | None = None, request_id: str | None = None
+    ) -> Sequence[Sandbox | AtollError]:
+        """Clones of a running sandbox from one moment of it, in their order; each is there, or says why it is not.
+
+        *Idempotency*: by `request_id`: said again once all are there, the same ones; what is missing begins from another moment.
+        *Errors*: of the moment, as `snapshot`; INVALID_REQUEST.
         """
         ...
 

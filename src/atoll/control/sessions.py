@@ -37,6 +37,7 @@ from atoll.control.loops.reconcile import Reconciler
 from atoll.control.orders import Orders
 from atoll.control.peers import Peers
 from atoll.control.settling import PROBLEM, Settling, settled
+from atoll.control.snapshots import Snapshots
 from atoll.domain.host import LEASE_S, Host
 from atoll.domain.placement import Holding, Report
 from atoll.domain.sandbox import State
@@ -91,6 +92,7 @@ class Sessions:
         stepped_s: Callable[[], float] = lambda: 0.0,
         captures: Captures | None = None,
         peers: Peers | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -101,6 +103,7 @@ class Sessions:
         self._consoles = consoles
         self.captures = captures
         self._peers = peers
+        self._snapshots = snapshots
         self._fencing = fencing
         self._incarnation = incarnation
         self._settling = Settling(reconciler, clock, incarnation)
@@ -154,7 +157,7 @@ class Sessions:
                 if overtaken.is_set():
                     raise Refused(Code.STALE_POLL, "a newer poll of this session has come")
                 left = until - self._clock.boot()
-                news = answer.commands or answer.ends or answer.forget or answer.collect or acknowledged
+                news = answer.commands or answer.ends or answer.forget or answer.collect or answer.snapshots or acknowledged
                 if left <= _MOMENT_S or news or not settled(poll, self._incarnation) or not session.unknown.issuperset(answer.unknown):
                     session.unknown = frozenset(answer.unknown)
                     return answer
@@ -164,6 +167,9 @@ class Sessions:
         """Observations that could not wait. *Errors*: as `poll`."""
         self._holds(host, message.epoch)
         acknowledged, committed = await self.hear(host, message.observations, epoch=message.epoch)
+        if self._snapshots is not None:
+            for seen in message.snapshots:
+                await self._snapshots.heard(host, seen, unless=lambda conn: _taken_over(conn, host, message.epoch, self._incarnation))
         return wire.ObserveAnswer(
             acknowledged=acknowledged,
             forget=[

@@ -90,6 +90,14 @@ class NetworkSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The saved moment of another sandbox that a guest begins from, in place of a boot."""
+
+    snapshot_id: str
+    mode: SaveMode
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
     """One sandbox's resolved shape. *Units*: millicores, MiB, seconds."""
 
@@ -149,6 +157,9 @@ class Spec:
     placement_choices: int = 2
     manifest: str = ""
     """Digest of the signed manifest that the image is started by; empty: a ready-made image, which hosts have by a recipe of their own."""
+
+    origin: Origin | None = None
+    """Only hosts that have this snapshot can begin it."""
 
     def vector(self) -> Vector:
         """What a running placement of this spec holds on its host."""

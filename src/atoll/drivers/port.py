@@ -6,7 +6,7 @@ find what an earlier run left and go on or begin anew; `remove` succeeds when no
 carries the mark (install id, host id, placement id); things with others' marks are never touched. A driver holds no policy: it does
 not decide when. It declares what it can, and the conformance suite (`atoll.testing.conformance`) tests exactly that.
 
-A verb enters the port with the first driver that needs it: fork and displays are not here yet.
+A fork is one `snapshot` and several `start`s from it. A verb enters the port with the first driver that needs it: displays are not here yet.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Capabilities:
     def saves_memory(self) -> bool:
         return self.saves is SaveMode.FULL
 
+    snapshots: bool = False
+    """What can be saved can also be kept while its guest goes on, and others begun from it (`snapshot`)."""
     survives_agent: bool = True
     """Sandboxes go on while the agent is away, and are adopted."""
     metered: bool = False
@@ -209,7 +211,10 @@ class Driver(Protocol):
         ...
 
     async def start(self, order: Order) -> Seen:
-        """Start the guest and say where it will listen; does not wait until it answers."""
+        """Start the guest, from its spec's origin if there is one, and say where it will listen; does not wait until it answers.
+
+        *Errors*: Refused SNAPSHOT_UNAVAILABLE when this machine does not have its origin whole.
+        """
         ...
 
     async def stop(self, placement_id: str, *, grace_s: float = 0.0) -> None:
@@ -251,6 +256,23 @@ class Driver(Protocol):
 
     async def discard(self, placement_id: str) -> None:
         """What was saved is the past now: the guest that was restored from it is about to be used."""
+        ...
+
+    async def snapshot(self, order: Order, snapshot_id: str, mode: SaveMode) -> Saved:
+        """Keep what a running guest is at one moment, beside it and for longer than it; the guest goes on.
+
+        What is kept appears whole or not at all. An order whose spec names it as its origin begins from it (`start`): that is another
+        guest, which finds its own name. *Idempotency*: one that is there already is told of, whoever it is of. *Errors*: Refused
+        PLACEMENT_LOST, ILLEGAL_STATE (it does not run); SAVE_FAILED, HOST_DISK_FULL; NOT_SUPPORTED. In any case the guest goes on.
+        """
+        ...
+
+    async def drop(self, snapshot_id: str) -> None:
+        """Nothing is kept under this id any more. *Idempotency*: one that is not there is no error."""
+        ...
+
+    async def snapshots(self) -> Sequence[str]:
+        """What is kept here, by id."""
         ...
 
     # look

@@ -42,6 +42,11 @@ def setns(fd: int, kind: int) -> None:
     _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), f"setns {kind:#x}")
 
 
+def syncfs(fd: int) -> None:
+    """Have everything that was written to a file system on its device."""
+    _check(_libc.syncfs(ctypes.c_int(fd)), "syncfs")
+
+
 def mount(source: str | None, target: str, kind: str | None, flags: int = 0, data: str | None = None) -> None:
     """Mount, as the system call has it."""
     arguments = [None if text is None else text.encode() for text in (source, target, kind)]

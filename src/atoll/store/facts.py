@@ -19,6 +19,7 @@ from atoll.domain import history
 from atoll.domain.command import command_id
 from atoll.domain.placement import Holding, Placement, held
 from atoll.domain.sandbox import TERMINAL, Sandbox
+from atoll.domain.snapshot import HELD
 from atoll.planning import placing
 from atoll.planning.placing import Advert
 from atoll.planning.reconcile import advance
@@ -27,9 +28,10 @@ from atoll.store import hints, payloads, rows, tallies
 from atoll.store.engine import Stale
 from atoll.store.payloads import Sealed
 from atoll.store.prepared import Prepared, Row
-from atoll.store.tables import EVENTS, HOLDS, HOSTS, PLACEMENTS, SANDBOXES
+from atoll.store.tables import EVENTS, HOLDS, HOSTS, PLACEMENTS, SANDBOXES, SNAPSHOTS
 
 READMIT_AGAIN_S: Final = 5.0
+_IS_KEPT: Final = sa.or_(*(SNAPSHOTS.c.state == state.value for state in sorted(HELD)))
 NewId = Callable[[], str]
 
 _ITS: Final = "its_"
@@ -328,17 +330,28 @@ _SUMS: Final = (
     sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_disk_mib), 0).label("disk_mib"),
     sa.func.coalesce(sa.func.sum(PLACEMENTS.c.held_slots), 0).label("slots"),
 )
-_USED: Final = Prepared(sa.select(*_SUMS).where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), HOLDS))
+_KEPT: Final = sa.func.coalesce(sa.func.sum(SNAPSHOTS.c.held_disk_mib), 0)
+"""What snapshots hold of a host's disk; those that have ended hold nothing."""
+_KEPT_HERE: Final = sa.select(_KEPT).where(SNAPSHOTS.c.host_id == sa.bindparam("host_id"), _IS_KEPT)
+_USED: Final = Prepared(
+    sa.select(*_SUMS, _KEPT_HERE.scalar_subquery().label("kept_mib")).where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), HOLDS)
+)
+_KEPT_BY_HOST: Final = sa.select(SNAPSHOTS.c.host_id, _KEPT).where(_IS_KEPT).group_by(SNAPSHOTS.c.host_id)
 _USED_BY_HOST: Final = sa.select(PLACEMENTS.c.host_id, *_SUMS).where(HOLDS).group_by(PLACEMENTS.c.host_id)
 
 
 def used(conn: sa.Connection, host_id: str) -> Vector:
-    """What the host's placements hold, summed."""
+    """What the host's placements and snapshots hold, summed."""
     sums = _USED.first(conn, {"host_id": host_id})
     assert sums is not None
-    return Vector(**{name: int(amount) for name, amount in sums.items()})
+    amounts = {name: int(amount) for name, amount in sums.items()}
+    kept_mib = amounts.pop("kept_mib")
+    return replace(Vector(**amounts), disk_mib=amounts["disk_mib"] + kept_mib)
 
 
 def used_by_host(conn: sa.Connection) -> Mapping[str, Vector]:
     """`used` of every host that holds something."""
-    return {row[0]: Vector(*map(int, row[1:])) for row in conn.execute(_USED_BY_HOST)}
+    found = {row[0]: Vector(*map(int, row[1:])) for row in conn.execute(_USED_BY_HOST)}
+    for host_id, kept_mib in conn.execute(_KEPT_BY_HOST):
+        found[host_id] = found.get(host_id, ZERO) + Vector(disk_mib=int(kept_mib))
+    return found

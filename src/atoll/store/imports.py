@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from atoll.base.ids import Prefix, TeamId, TemplateId
 from atoll.domain.importing import Import, State
+from atoll.store import snapshots
 from atoll.store.tables import SANDBOXES, TEMPLATE_IMPORTS, TEMPLATES
 
 
@@ -58,10 +59,11 @@ def remove_template(conn: sa.Connection, template_id: str) -> None:
 
 
 def images_wanted(conn: sa.Connection) -> set[str]:
-    """Digests of the images that templates or living sandboxes stand on."""
+    """Digests of the images that templates, living sandboxes or snapshots stand on."""
     ended = SANDBOXES.c.state.in_(("released", "failed"))
     specs = sa.select(SANDBOXES.c.spec["image"].as_string()).where(sa.not_(ended))
-    return {*conn.execute(sa.select(TEMPLATES.c.image)).scalars(), *conn.execute(specs).scalars()}
+    kept = snapshots.images_wanted(conn)
+    return {*conn.execute(sa.select(TEMPLATES.c.image)).scalars(), *conn.execute(specs).scalars(), *kept}
 
 
 def _values(one: Import) -> dict[str, object]:

@@ -42,6 +42,8 @@ def spec_values(value: Spec) -> Values:
     if not value.manifest:
         # As before there were any: the digest of a command that an agent has in its journal stays what it was.
         del values["manifest"]
+    if value.origin is None:
+        del values["origin"]
     return values
 
 

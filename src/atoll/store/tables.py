@@ -318,6 +318,36 @@ PLACEMENTS: Final = sa.Table(
     sa.Index("ix_placements_host_holding", "host_id", "holding"),
 )
 
+SNAPSHOTS: Final = sa.Table(
+    "snapshots",
+    METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("team_id", sa.Text, sa.ForeignKey("teams.id"), nullable=False),
+    sa.Column("client_id", sa.Text, nullable=False),
+    sa.Column("sandbox_id", sa.Text, nullable=False, index=True),
+    sa.Column("placement_id", sa.Text, nullable=False),
+    sa.Column("host_id", sa.Text, sa.ForeignKey("hosts.id"), nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("purpose", sa.Text, nullable=False),
+    sa.Column("mode", sa.Text, nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("name", sa.Text),
+    sa.Column("tag", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("env", sa.JSON, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("held_disk_mib", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("taken_at", sa.Float),
+    sa.Column("ended_at", sa.Float, index=True),
+    sa.Column("deadline_at", sa.Float, index=True),
+    sa.Column("code", sa.Text),
+    sa.Column("message", sa.Text),
+    sa.Index("ix_snapshots_team_state", "team_id", "state", "created_at"),
+    sa.Index("ix_snapshots_host_state", "host_id", "state"),
+)
+
 HOLDS: Final = sa.or_(*(PLACEMENTS.c.holding == holding.value for holding in Holding if holding is not Holding.NONE))
 """A placement that holds something. Not "is not none": an index finds these few, and would walk every one that has ended."""
 

@@ -60,6 +60,8 @@ CERTIFICATE_LOADED: Final = "certificate.loaded"
 # upkeep
 CONFIG_FOLLOWED: Final = "config.followed"
 CLOCK_STEPPED: Final = "clock.stepped"
+SNAPSHOT_CHANGED: Final = "snapshot.changed"
+SNAPSHOT_DEADLINE: Final = "snapshot.deadline"
 RETENTION_FAILED: Final = "retention.failed"
 ROUTES_FOLLOWED: Final = "routes.followed"
 STORE_RESTORED: Final = "store.restored"

@@ -13,7 +13,7 @@ KEYS: Final[frozenset[str]] = frozenset(
         # which object
         "sandbox_id", "placement_id", "host_id", "team_id", "client_id", "template_id", "epoch", "generation", "revision", "command_id",
         "request_id", "install_id", "name", "pid", "path", "address", "url", "port", "home", "version", "slot", "image", "logger",
-        "build_id", "digest", "key",
+        "build_id", "snapshot_id", "digest", "key",
         # what happened
         "state", "was", "reason", "code", "detail", "hint", "kind", "status", "method", "attempt", "attempts", "restarts", "signal", "exit_code",
         "seq", "count", "check", "message", "exception", "error", "what", "operation",

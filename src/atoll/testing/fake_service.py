@@ -46,6 +46,7 @@ from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team, key_digest
 from atoll.planning.placing import Advert, explain
 from atoll.planning.resolve import CreateRequest, class_of, resolve, template_of
+from atoll.testing.fake_keeping import FakeKeeping
 from atoll.testing.fake_resting import FakeResting
 from atoll.wire import agent as wire
 from atoll.wire import deployment as deployment_document
@@ -72,7 +73,7 @@ BASE: Final = Template(
 
 
 @dataclass
-class FakeService(FakeResting):
+class FakeService(FakeResting, FakeKeeping):
     """See the module. `now` is wall time; tests move it."""
 
     now: Callable[[], float]
@@ -92,6 +93,7 @@ class FakeService(FakeResting):
         self._clients: dict[str, Client] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self.unresponsive = set()
+        self.kept = {}
         self.recorded: list[EventRecord] = []
         """Every event, of all teams."""
         self.host_view = self._make_host()

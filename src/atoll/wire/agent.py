@@ -19,6 +19,7 @@ Errors: `{"code": <base.errors.Code>, "message", "hint"}` with 401 (credential),
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -43,6 +44,25 @@ LAYER: Final = "layer"
 """What has changed in a placement's files: sent to /layers/{id}, or /collected says why not. The guest need not survive it."""
 SAMPLED_MAX: Final = 1000
 POINTS_MAX: Final = 300
+
+
+SNAPSHOTS_MAX: Final = 64
+"""Orders or words of snapshots in one message; more come with the next."""
+
+
+class SnapshotWish(StrEnum):
+    """What is wanted of a snapshot."""
+
+    KEEP = "keep"
+    DROP = "drop"
+
+
+class SnapshotState(StrEnum):
+    """What a host has of a snapshot."""
+
+    KEPT = "kept"
+    FAILED = "failed"
+    ABSENT = "absent"
 
 
 class Message(BaseModel):
@@ -181,6 +201,19 @@ class Observation(Message):
     """`end_at`, `lease`, `exit`, `command`: who made it absent."""
 
 
+class SnapshotSeen(Message):
+    """What became of a snapshot's order. *Units*: bytes."""
+
+    id: str
+    state: SnapshotState
+    save_mode: SaveMode | None = None
+    """Of one that is kept."""
+    size_bytes: int = Field(default=0, ge=0)
+    code: str | None = None
+    """Why it could not be kept; nothing of it is left then."""
+    message: str = Field(default="", max_length=2000)
+
+
 class Poll(Message):
     """Body of /poll. The newest `poll_seq` of a session is the only one that is answered."""
 
@@ -206,6 +239,8 @@ class Poll(Message):
     """Placements that are held no longer."""
     tombstones: list[str] = Field(default_factory=list)
     """Absent placements that control has not confirmed yet."""
+    snapshots: dict[str, SnapshotWish] = Field(default_factory=dict, max_length=SNAPSHOTS_MAX)
+    """snapshot id → what of it is under way here, or done and not heard yet."""
     sent_at: float | None = None
     """The host's wall clock when it sent this: tells how far it is from control's."""
     park_s: float = Field(default=POLL_PARK_S_MAX, ge=0, le=POLL_PARK_S_MAX)
@@ -282,6 +317,18 @@ class Collect(Message):
     """The newest so many of each."""
 
 
+class SnapshotOrder(Message):
+    """What control wants of one snapshot; said with each answer until the agent says that it is at it, or control has heard how it went.
+
+    Kept: the moment of a running placement's guest, which goes on. *Idempotency*: one that is there already is told of again.
+    """
+
+    id: str
+    wish: SnapshotWish
+    placement_id: str
+    save_mode: SaveMode = SaveMode.FULL
+
+
 class PollAnswer(Message):
     """Answer of /poll; the lease it renews is committed before it is sent."""
 
@@ -298,6 +345,7 @@ class PollAnswer(Message):
     """Held placements that control has no row for: the agent quarantines and reports them, never deletes on its own."""
     collect: list[Collect] = Field(default_factory=list, max_length=COMMANDS_PER_POLL_MAX)
     """Consoles that somebody wants to read now; not repeated, a lost one is asked for again by its reader."""
+    snapshots: list[SnapshotOrder] = Field(default_factory=list, max_length=SNAPSHOTS_MAX)
     incarnation: str
     """Of the store; raised by a restore from backup."""
     told: int | None = None
@@ -310,6 +358,8 @@ class Observe(Message):
     host_id: str
     epoch: str
     observations: list[Observation] = Field(max_length=OBSERVATIONS_PER_MESSAGE_MAX)
+    snapshots: list[SnapshotSeen] = Field(default_factory=list, max_length=SNAPSHOTS_MAX)
+    """Heard, when this is answered."""
 
 
 class ObserveAnswer(Message):

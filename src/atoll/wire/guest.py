@@ -14,6 +14,8 @@ PROTOCOL: Final = 1
 GUEST_PORT: Final = 49983
 ENVD_VERSION: Final = "0.6.13"
 GUEST_PATH: Final = "/.atoll/guest"
+PLACEMENT_PATH: Final = "/.atoll/placement"
+"""Where a guest that can be restored as another's finds whose it is: a PlacementFile, read-only."""
 CONFIG_VARIABLE: Final = "ATOLL_GUEST_CONFIG"
 SCOPE_CONTROL: Final = "control"
 SCOPE_CONNECT: Final = "connect"
@@ -34,8 +36,21 @@ class GuestConfig(BaseModel):
     command_user: str = ""
     """Whom command and ready run as, beginning in the sandbox's working directory; empty: root, in /."""
     ready: list[str] = Field(default_factory=list)
+    placement_file: str = ""
+    """Where a PlacementFile is shown; empty: it is never another guest than at its start."""
     pids_max: int = 0
     """How many processes and threads may be inside, where only the guest can see to it (gVisor); 0: no limit of its own."""
+
+
+class PlacementFile(BaseModel):
+    """Whose guest a machine is, as its host shows it. A guest that is called by a token of another one's looks here, and is that from then on."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    sandbox_id: str
+    placement_id: str
+    generation: int
+    nonce: str
 
 
 class Hello(BaseModel):

@@ -17,7 +17,8 @@ def test_what_is_saved_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert not saves.exists(tmp_path)
     save = saves.publish(tmp_path, SaveMode.FULL)
     assert saves.exists(tmp_path)
-    assert (save.mode, save.size_bytes, saves.read(tmp_path)) == (SaveMode.FULL, 100, save)
+    assert (save.mode, saves.read(tmp_path / saves.SAVED)) == (SaveMode.FULL, save)
+    assert save.size_bytes >= 100
     assert not (tmp_path / saves.DRAFT).exists()
 
 
@@ -51,8 +52,30 @@ def test_damage_is_seen_before_anything_is_restored(tmp_path: Path, damage: str)
         case _:
             (place / saves.LIST).write_text('{"format": 2, "mode": "full", "files": {}}')
     with pytest.raises(Refused) as refused:
-        saves.read(tmp_path)
+        saves.read(place)
     assert refused.value.code is Code.RESUME_FAILED
+
+
+def test_what_is_kept_lies_beside_all_placements_and_goes_by_itself(tmp_path: Path) -> None:
+    placement, place = tmp_path / "plc", saves.kept(tmp_path, "snp")
+    placement.mkdir()
+    (placement / saves.SHOWN).mkdir()
+    (saves.begin(placement) / "pages.img").write_bytes(b"x")
+    save = saves.publish(placement, SaveMode.FULL, place)
+    assert (save.named, saves.read(place), saves.exists(placement)) == (True, save, False)
+    for _ in range(2):
+        saves.drop_kept(place)
+        assert not place.exists()
+
+
+def test_what_an_earlier_release_has_saved_is_known(tmp_path: Path) -> None:
+    (saves.begin(tmp_path) / "pages.img").write_bytes(b"x")
+    place = saves.publish(tmp_path, SaveMode.FULL).directory
+    (place / saves.LIST).write_text('{"format": 1, "mode": "full", "files": {"pages.img": 1}}')
+    assert saves.predates_names(tmp_path)
+    assert saves.read(place).size_bytes == 1
+    saves.drop(tmp_path)
+    assert not saves.predates_names(tmp_path)
 
 
 def test_what_was_discarded_is_gone_twice(tmp_path: Path) -> None:

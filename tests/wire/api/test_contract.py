@@ -107,6 +107,23 @@ def test_metrics(validated) -> None:
     assert validated("GET", f"/sandboxes/{made}/metrics").status_code == 404
 
 
+def test_snapshots_and_forks(validated) -> None:
+    made = validated("POST", "/sandboxes", json={"templateID": "base", "timeout": 60}).json()["sandboxID"]
+    taken = validated("POST", f"/sandboxes/{made}/snapshots", json={"name": "warm"})
+    assert taken.status_code == 201
+    assert validated("GET", "/snapshots?limit=5").json() == [taken.json()]
+    assert validated("GET", "/snapshots?limit=0").status_code == 400
+    forked = validated("POST", f"/sandboxes/{made}/fork", json={"count": 2, "timeout": 30})
+    assert forked.status_code == 201
+    assert len(forked.json()) == 2
+    assert validated("POST", f"/sandboxes/{made}/fork", json={"count": 101}).status_code == 400
+    for one in forked.json():
+        assert validated("DELETE", f"/sandboxes/{one['sandbox']['sandboxID']}").status_code == 204
+    assert validated("DELETE", f"/templates/{taken.json()['snapshotID']}", as_path="/templates/{templateID}").status_code == 204
+    assert validated("DELETE", f"/templates/{taken.json()['snapshotID']}", as_path="/templates/{templateID}").status_code == 404
+    assert validated("DELETE", f"/sandboxes/{made}").status_code == 204
+
+
 def test_failures_have_the_shape(validated) -> None:
     assert validated("POST", "/sandboxes", json={"templateID": "none"}).status_code == 404
     assert validated("POST", "/sandboxes", json={"templateID": "base", "timeout": -1}).status_code == 400
@@ -116,7 +133,8 @@ def test_failures_have_the_shape(validated) -> None:
     assert validated("GET", f"/sandboxes/{NOBODY}", key="wrong").status_code == 401
     assert validated("POST", f"/sandboxes/{NOBODY}/connect", json={"timeout": 5}).status_code == 404
     assert validated("POST", f"/sandboxes/{NOBODY}/pause").status_code == 404
-    assert validated("POST", f"/sandboxes/{NOBODY}/snapshots", json={}).status_code == 501
+    assert validated("POST", f"/sandboxes/{NOBODY}/snapshots", json={}).status_code == 404
+    assert validated("POST", f"/sandboxes/{NOBODY}/fork", json={}).status_code == 404
     assert validated("GET", "/volumes").status_code == 501
 
 

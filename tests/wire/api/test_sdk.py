@@ -119,10 +119,37 @@ def test_failures_become_the_sdks_exceptions(served) -> None:
         Sandbox.create(**served.opts)
     # The failure was told once: the SDK did not repeat the request by itself, or this one would have been used up.
     assert served.service.fail_next is None
-    sandbox = Sandbox.create(**served.opts)
-    with pytest.raises(SandboxException, match="not supported"):
+
+
+def test_snapshots_and_forks(served) -> None:
+    sandbox = Sandbox.create(timeout=60, **served.opts)
+    named = sandbox.create_snapshot(name="warm:v2", **served.opts)
+    assert named.names == ["main/warm:v2"] or named.names[0].endswith("/warm:v2")
+    bare = sandbox.create_snapshot(mode="filesystem", **served.opts)
+    assert bare.names == []
+    pages = Sandbox.list_snapshots(sandbox_id=sandbox.sandbox_id, limit=1, **served.opts)
+    seen = []
+    while pages.has_next:
+        seen += [one.snapshot_id for one in pages.next_items()]
+    assert sorted(seen) == sorted([named.snapshot_id, bare.snapshot_id])
+    assert [one.snapshot_id for one in Sandbox.list_snapshots(name="warm", **served.opts).next_items()] == [named.snapshot_id]
+    assert Sandbox.delete_snapshot(bare.snapshot_id, **served.opts) is True
+    assert Sandbox.delete_snapshot(bare.snapshot_id, **served.opts) is False
+    clones = sandbox.fork(timeout=30, count=2)
+    assert [isinstance(one, Sandbox) for one in clones] == [True, True]
+    assert len({one.sandbox_id for one in clones} | {sandbox.sandbox_id}) == 3
+    served.service.fail_next = Unavailable(Code.NO_CAPACITY, "no host has room")
+    failed, made = sandbox.fork(count=2)
+    assert isinstance(failed, ServiceBusyException)
+    assert isinstance(made, Sandbox)
+    for one in (*clones, made):
+        one.kill()
+    sandbox.pause()
+    with pytest.raises(SandboxException):
         sandbox.fork()
     sandbox.kill()
+    with pytest.raises(SandboxNotFoundException):
+        sandbox.create_snapshot()
 
 
 def test_metrics(served) -> None:

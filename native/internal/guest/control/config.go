@@ -33,6 +33,9 @@ type Config struct {
 	Ready []string `json:"ready"`
 	// PidsMax bounds processes and threads inside, where the guest has a control group hierarchy of its own (gVisor).
 	PidsMax int `json:"pids_max"`
+	// PlacementFile is where the host shows, read-only, whose guest this machine is now; empty: it is never another's than at its
+	// start. A guest that was restored as another sandbox's finds its new name there.
+	PlacementFile string `json:"placement_file"`
 	// OwnsMachine lets init set clock and host name although the guest is not PID 1 (a service in a virtual machine).
 	OwnsMachine bool `json:"owns_machine"`
 }

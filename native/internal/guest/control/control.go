@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +42,7 @@ const (
 
 // Control serves the prefix /atoll/.
 type Control struct {
-	config   *Config
+	config   atomic.Pointer[Config]
 	settings *settings.Store
 	machine  Machine
 	start    Starter
@@ -60,14 +61,15 @@ type Starter interface {
 
 // New makes the control side.
 func New(config *Config, store *settings.Store, machine Machine, start Starter) *Control {
-	return &Control{
-		config:   config,
+	c := &Control{
 		settings: store,
 		machine:  machine,
 		start:    start,
 		bootMS:   monotonicMS(),
 		tunnels:  make(chan struct{}, tunnelsMax),
 	}
+	c.config.Store(config)
+	return c
 }
 
 // ServeHTTP dispatches one control call; nothing is answered without the right token.
@@ -77,7 +79,7 @@ func (c *Control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if strings.HasPrefix(call, "connect/") {
 		scope = scopeConnect
 	}
-	if err := c.config.authorize(r, scope); err != nil {
+	if err := c.authorize(r, scope); err != nil {
 		answer.Error(w, http.StatusUnauthorized, "%v", err)
 		return
 	}
@@ -129,11 +131,12 @@ type helloAnswer struct {
 
 func (c *Control) hello(w http.ResponseWriter) {
 	state, detail := c.start.State()
+	who := c.config.Load()
 	answer.JSON(w, http.StatusOK, helloAnswer{
-		SandboxID:       c.config.SandboxID,
-		PlacementID:     c.config.PlacementID,
-		Generation:      c.config.Generation,
-		Nonce:           c.config.Nonce,
+		SandboxID:       who.SandboxID,
+		PlacementID:     who.PlacementID,
+		Generation:      who.Generation,
+		Nonce:           who.Nonce,
 		GuestVersion:    version.Version,
 		EnvdVersion:     EnvdVersion,
 		Protocol:        protocolRange{protocolMin, protocolMax},

@@ -61,6 +61,28 @@ func FuzzToken(f *testing.F) {
 	})
 }
 
+func FuzzPlacement(f *testing.F) {
+	f.Add([]byte(`{"sandbox_id":"i","placement_id":"p","generation":1,"nonce":"n"}`))
+	f.Add([]byte(`{"generation":-1}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		who, ok := parsePlacement(text)
+		if ok && (who.SandboxID == "" || who.PlacementID == "" || who.Nonce == "" || who.Generation < 1) {
+			t.Fatalf("%+v", who)
+		}
+	})
+}
+
+func TestGoldenPlacement(t *testing.T) {
+	text, err := os.ReadFile("../../../../src/atoll/wire/golden/guest/placement.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := identity{"i0123456789abcdefghij", "plc_0123456789abcdefghij", 1, "bm9uY2Utb2YtdGhpcy1wbGFjZW1lbnQ"}
+	if who, ok := parsePlacement(text); !ok || who != want {
+		t.Fatalf("%+v", who)
+	}
+}
+
 func TestAddHost(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	for _, name := range []string{"one", "two", "one"} {

@@ -38,9 +38,23 @@ var errToken = errors.New("a valid control token is required")
 
 // authorize checks the request's bearer token against the configuration and the wanted scope.
 func (c *Config) authorize(r *http.Request, scope string) error {
+	got, err := c.claimed(r)
+	if err != nil || !got.names(c.identity()) || !slices.Contains(got.Scopes, scope) {
+		return errToken
+	}
+	return nil
+}
+
+// names says whether a token is for this very guest.
+func (c *claims) names(who identity) bool {
+	return identity{c.Sandbox, c.Placement, c.Generation, c.Nonce} == who
+}
+
+// claimed is what the request's bearer token says, once the deployment's signature holds.
+func (c *Config) claimed(r *http.Request) (*claims, error) {
 	scheme, token, found := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !found || !strings.EqualFold(scheme, "Bearer") {
-		return errToken
+		return nil, errToken
 	}
 	var got claims
 	parser := jwt.NewParser(jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}), jwt.WithoutClaimsValidation())
@@ -48,12 +62,7 @@ func (c *Config) authorize(r *http.Request, scope string) error {
 		return ed25519.PublicKey(c.PublicKey), nil
 	})
 	if err != nil || !parsed.Valid {
-		return errToken
+		return nil, errToken
 	}
-	same := got.Sandbox == c.SandboxID && got.Placement == c.PlacementID &&
-		got.Generation == c.Generation && got.Nonce == c.Nonce
-	if !same || !slices.Contains(got.Scopes, scope) {
-		return errToken
-	}
-	return nil
+	return &got, nil
 }

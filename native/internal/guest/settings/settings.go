@@ -63,6 +63,12 @@ func (s *Store) Wake() {
 	}
 }
 
+// Forget drops all values: what they were given for is another's.
+func (s *Store) Forget() {
+	s.latest.Store(nil)
+	s.asleep.Store(nil)
+}
+
 // Latest returns the values of the last init, or nil before the first.
 func (s *Store) Latest() *Values { return s.latest.Load() }
 

@@ -23,6 +23,7 @@ from atoll.control.api.v1 import config, deployment, document, hosts, imports, s
 from atoll.control.api.v1.context import CALLER_KEY, REQUEST_ID_KEY, response_of
 from atoll.control.api.v1.direct import Direct
 from atoll.control.api.v1.operations import OperationsApi
+from atoll.control.api.v1.snapshots import Snapshots
 from atoll.control.builds.builds import Builds
 from atoll.control.metering import Meter
 from atoll.control.operations import Operations
@@ -86,7 +87,8 @@ def build_app(  # noqa: PLR0913 - a composition
         },
     )
     of_sandboxes = sandboxes.Sandboxes(service, settings)
-    served = (config.Config(service), imports.Imports(service), hosts.HostsApi(service), OperationsApi(operations))
+    kept = Snapshots(service, settings)
+    served = (kept, config.Config(service), imports.Imports(service), hosts.HostsApi(service), OperationsApi(operations))
     of_deployment = deployment.Deployment(service, settings, ready, replicas)
     routers = [of_sandboxes.router(), of_sandboxes.dry_run(), of_deployment.router(), *(one.router() for one in served)]
     # As they are: including a router makes each of its routes a second time.
@@ -112,6 +114,9 @@ def _answer(request: Request, error: AtollError) -> Response:
 
 AUDITED: Final = {
     "releaseSandbox": (Action.SANDBOX_RELEASE, "sandbox_id"),
+    "takeSnapshot": (Action.SNAPSHOT_CREATE, "sandbox_id"),
+    "deleteSnapshot": (Action.SNAPSHOT_DELETE, "reference"),
+    "forkSandbox": (Action.SANDBOX_FORK, "sandbox_id"),
     "authorizeReplacement": (Action.SANDBOX_AUTHORIZE_REPLACEMENT, "sandbox_id"),
     "activateHost": (Action.HOST_ACTIVATE, "reference"),
     "drainHost": (Action.HOST_DRAIN, "reference"),

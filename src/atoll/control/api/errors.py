@@ -43,6 +43,9 @@ TABLE: Final[Mapping[Code, Row]] = {
     Code.BUILD_QUOTA: Row(409, 429, retry=False),
     # E2B answers 400 to the deletion of a template that sandboxes use.
     Code.TEMPLATE_IN_USE: Row(409, 400, retry=False),
+    Code.SNAPSHOT_NOT_FOUND: Row(404),
+    Code.SNAPSHOT_IN_USE: Row(409, 400, retry=False),
+    Code.SNAPSHOT_UNAVAILABLE: _START,
     # An option of a request. A route that is not there yet answers 501 (e2b/unsupported.py).
     Code.NOT_SUPPORTED: Row(400, retry=False),
     Code.CLASS_LIMIT: Row(400),

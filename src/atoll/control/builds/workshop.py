@@ -28,6 +28,7 @@ from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
 from atoll.images import assembling
 from atoll.images.library import Library
+from atoll.planning.beginning import Beginning
 from atoll.planning.resolve import CreateRequest
 from atoll.planning.stimuli import ReleaseRequested
 from atoll.store import builds, tenancy
@@ -172,7 +173,7 @@ class SandboxWorkshop:
             ready_s = max(spec.guest_ready_s, START_S + 60.0)
             return replace(spec, tmp_on_disk=tmp_on_disk, create_patience_s=PATIENCE_S, guest_ready_s=ready_s, start_s=START_S)
 
-        sandbox = await self.sandboxes.create(caller, request, template=template, shape=patient)
+        sandbox = await self.sandboxes.create(caller, request, begun=Beginning(request, template, patient, on_record=False))
         try:
             yield sandbox
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,6 +40,8 @@ class Fencing:
     directory: Directory
     clock: Clock
     due: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: Callable[[str], Awaitable[None]] | None = None
+    """What becomes of a fenced host's snapshots."""
     _renewed: dict[str, tuple[float | None, float]] = field(default_factory=dict)
     """host id → the lease on its row, and the boot time from which that is counted."""
 
@@ -91,3 +94,5 @@ class Fencing:
                 continue
             await self.reconciler.apply(sandbox.id, Fenced(placement.id))
             await self.reconciler.settle(sandbox.id)
+        if self.lost is not None:
+            await self.lost(host.id)

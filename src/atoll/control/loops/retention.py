@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
-from atoll.store import operations, sandboxes
+from atoll.store import operations, sandboxes, snapshots
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
@@ -35,7 +35,7 @@ class Kept:
     """How long. *Units*: seconds."""
 
     records_s: float
-    """Sandboxes that have ended, with their events, from their end."""
+    """Sandboxes that have ended, with their events, and snapshots, from their end."""
     audit_s: float
     alerts_s: float
     """From when they were cleared."""
@@ -61,7 +61,7 @@ async def step(store: Store, clock: Clock, kept: Kept) -> float:
     now = clock.now()
 
     def forget(conn: sa.Connection) -> int:
-        gone = sandboxes.prune(conn, released_before=now - kept.records_s)
+        gone = sandboxes.prune(conn, released_before=now - kept.records_s) + snapshots.prune(conn, ended_before=now - kept.records_s)
         return gone + operations.prune(
             conn,
             audit_before=now - kept.audit_s,
@@ -83,6 +83,7 @@ def next_due(conn: sa.Connection, kept: Kept) -> float | None:
     old = operations.oldest(conn)
     ages = (
         (sandboxes.oldest_ended(conn), kept.records_s),
+        (snapshots.oldest_ended(conn), kept.records_s),
         (old.entry, kept.audit_s),
         (old.cleared, kept.alerts_s),
         (old.event, kept.events_s),

@@ -34,7 +34,17 @@ class FakePlacement:
     """A part that cannot be removed: `remove` reports it until a test clears this."""
     console: bytes = b""
     saved: SaveMode | None = None
+    memory: str = ""
+    """What its guest remembers: a test's own words, which a snapshot keeps and a guest that begins from it has."""
     usage: Usage = field(default_factory=lambda: Usage(0.0, 32 << 20, 4 << 20, 1 << 20))
+
+
+@dataclass(frozen=True, slots=True)
+class FakeSnapshot:
+    """What is kept of a guest."""
+
+    mode: SaveMode
+    memory: str
 
 
 @dataclass(slots=True)
@@ -46,6 +56,7 @@ class FakeMachine:
     corrupt: set[str] = field(default_factory=set)
     """Digests whose files do not match their manifest."""
     disk_full: bool = False
+    kept: dict[str, FakeSnapshot] = field(default_factory=dict)
 
     def changed(self, placement_id: str) -> None:
         """A placement was made, moved or removed; for machines that write it down."""
@@ -54,7 +65,7 @@ class FakeMachine:
 @dataclass(slots=True)
 class Weather:
     """Latencies and faults, by verb (`prepare`, `start`, `stop`, `remove`, `inspect`, `held`, `adopt`, `probe`, `pause`, `resume`, `save`, `restore`,
-    `discard`). *Units*: seconds.
+    `discard`, `snapshot`, `drop`). *Units*: seconds.
     """
 
     delay_s: dict[str, float] = field(default_factory=dict)
@@ -92,6 +103,7 @@ class FakeDriver:
             stop_keeps_disk=True,
             pauses=True,
             saves=SaveMode.FULL,
+            snapshots=True,
             guest_handshake=False,
             metered=True,
         )
@@ -124,7 +136,9 @@ class FakeDriver:
             image.digest == order.spec.image or (not order.spec.image and image.name == order.spec.image_name) for image in machine.images
         ):
             raise Refused(Code.IMAGE_UNAVAILABLE, f"no image {order.spec.image} ({order.spec.image_name})")
-        there = machine.placements.get(order.placement_id)
+        there, origin = machine.placements.get(order.placement_id), order.spec.origin
+        if origin is not None and origin.snapshot_id not in machine.kept and (there is None or there.power is not Power.RUNNING):
+            raise Refused(Code.SNAPSHOT_UNAVAILABLE, f"{origin.snapshot_id} is not here")
         if there is None:
             machine.placements[order.placement_id] = FakePlacement(self._mark, order, Power.PREPARED)
         elif there.power not in (Power.RUNNING, Power.FROZEN):
@@ -138,6 +152,8 @@ class FakeDriver:
             self._prepare(order)
             placement = self.machine.placements[order.placement_id]
             placement.power, placement.reason = Power.RUNNING, None
+            if (origin := order.spec.origin) is not None:
+                placement.memory = self.machine.kept[origin.snapshot_id].memory
             placement.console += b"fake guest started\n"
             self.machine.changed(order.placement_id)
         self._watched.add(order.placement_id)
@@ -209,6 +225,29 @@ class FakeDriver:
         if (placement := self.machine.placements.get(placement_id)) is not None:
             placement.saved = None
         self._after("discard")
+
+    async def snapshot(self, order: Order, snapshot_id: str, mode: SaveMode) -> Saved:
+        await self._before("snapshot")
+        machine = self.machine
+        placement = machine.placements.get(order.placement_id)
+        if snapshot_id not in machine.kept:
+            if placement is None or placement.power not in (Power.RUNNING, Power.FROZEN):
+                raise Refused(Code.PLACEMENT_LOST, f"{order.placement_id} has no guest that could be kept")
+            if placement.power is Power.FROZEN:
+                raise Refused(Code.ILLEGAL_STATE, f"{order.placement_id} is paused")
+            if machine.disk_full:
+                raise Refused(Code.HOST_DISK_FULL, "the fake machine's disk is full")
+            machine.kept[snapshot_id] = FakeSnapshot(mode, placement.memory)
+        self._after("snapshot")
+        return Saved(machine.kept[snapshot_id].mode, 1 << 20)
+
+    async def drop(self, snapshot_id: str) -> None:
+        await self._before("drop")
+        self.machine.kept.pop(snapshot_id, None)
+        self._after("drop")
+
+    async def snapshots(self) -> Sequence[str]:
+        return sorted(self.machine.kept)
 
     async def _turn(self, verb: str, placement_id: str, power: Power) -> Seen:
         await self._before(verb)

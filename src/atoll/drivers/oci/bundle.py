@@ -8,13 +8,14 @@ oci/caps/defaults.go and profiles/seccomp (see `seccomp`); research/runtimes-and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from atoll.drivers.oci import seccomp
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Order
 from atoll.hostops.cgroups import CPU_PERIOD_US, cpu_quota_us
-from atoll.wire.guest import CONFIG_VARIABLE, GUEST_PATH, GuestConfig
+from atoll.wire.guest import CONFIG_VARIABLE, GUEST_PATH, PLACEMENT_PATH, GuestConfig
 
 OCI_VERSION: Final = "1.0.2"
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -58,6 +59,8 @@ class Places:
     namespace: str
     cgroup: str
     nofile_max: int
+    shown: str = ""
+    """Directory with the guest's PlacementFile, in place of the image's own `/.atoll`; empty: it is not shown whose it is."""
     cgroup_binds: tuple[tuple[str, str], ...] = ()
     """(host directory, name below /sys/fs/cgroup): the guest's own groups, for programs that read their limits there."""
     tmpfs_percent: tuple[int, int, int] = (40, 20, 10)
@@ -70,8 +73,8 @@ def host_pids_max(kind: RuntimeKind, pids_max: int) -> int:
     return pids_max * HOST_PIDS_FACTOR + HOST_PIDS_SPARE if kind is RuntimeKind.RUNSC else pids_max
 
 
-def guest_environment(order: Order) -> str:
-    """ATOLL_GUEST_CONFIG of this placement. Holds no secret."""
+def guest_environment(order: Order, *, named: bool = False) -> str:
+    """ATOLL_GUEST_CONFIG of this placement. Holds no secret. `named`: the guest is shown whose it is."""
     config = GuestConfig(
         sandbox_id=order.sandbox_id,
         placement_id=order.placement_id,
@@ -82,6 +85,7 @@ def guest_environment(order: Order) -> str:
         command_user=order.spec.command_user,
         ready=list(order.spec.ready_command),
         pids_max=order.spec.pids_max,
+        placement_file=PLACEMENT_PATH if named else "",
     )
     return config.model_dump_json()
 
@@ -96,7 +100,7 @@ def make(kind: RuntimeKind, order: Order, places: Places) -> dict[str, Any]:
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
             "args": list(places.command) or [GUEST_PATH],
-            "env": [f"PATH={PATH}", "HOME=/root", f"{CONFIG_VARIABLE}={guest_environment(order)}"],
+            "env": [f"PATH={PATH}", "HOME=/root", f"{CONFIG_VARIABLE}={guest_environment(order, named=bool(places.shown))}"],
             "cwd": "/",
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "rlimits": [
@@ -136,6 +140,9 @@ def _mounts(gvisor: bool, order: Order, places: Places) -> list[dict[str, Any]]:
         mounts += [
             _mount(f"/sys/fs/cgroup/{name}".rstrip("/"), "bind", source, ["bind", "ro", *quiet]) for source, name in places.cgroup_binds
         ]
+    if places.shown:
+        # Every image has the directory: a mount point of its own would be made in the image's tree, which all sandboxes share.
+        mounts.append(_mount(str(Path(PLACEMENT_PATH).parent), "bind", places.shown, ["bind", "ro", *quiet]))
     if not places.command:
         mounts.append(_mount(GUEST_PATH, "bind", places.guest_binary, ["bind", "ro", "nosuid", "nodev"]))
     return mounts

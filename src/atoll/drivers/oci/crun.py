@@ -317,6 +317,25 @@ class Crun:
         """Its disk is what is kept, and it is there: a note stands for it. Whatever is not on it ends with the guest."""
         (target / DISK_NOTE).write_text(f"{launch.directory / DISK} is what was saved ({mode})\n")
 
+    halts_to_keep = True
+
+    def keep(self, launch: Launch, guest: int, target: Path, mode: SaveMode) -> None:  # noqa: ARG002 - the port's
+        """A copy of its disk, as far as there is something on it. It is halted, so nobody writes; what was written is brought there first."""
+        fd = os.open(f"/proc/{guest}/root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            syscalls.syncfs(fd)
+        finally:
+            os.close(fd)
+        loopdisk.copy(launch.directory / DISK, target / DISK)
+
+    def seed_disk(self, directory: Path, disk_mib: int, source: Path) -> None:  # noqa: ARG002 - the port's
+        if not (directory / DISK).exists():
+            # Its file system was in use when it was copied: it is looked through before it is used.
+            (directory / BOOT_FILE).write_text("copied while it was in use")
+            loopdisk.copy(source / DISK, directory / DISK)
+        for name in (UPPER, ROOT):
+            (directory / name).mkdir(exist_ok=True, mode=0o700)
+
     def go_on(self, container_id: str) -> None:
         """Nothing is halted to be saved."""
 

@@ -28,11 +28,11 @@ from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.gathering import both
 from atoll.drivers.oci.images import Images
+from atoll.drivers.oci.keeping import Keeping
 from atoll.drivers.oci.locks import Locks
 from atoll.drivers.oci.record import Record
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.runtime import PID_FILE, Launch, Runtime
-from atoll.drivers.oci.saving import Saving
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.oci.watching import Watches
@@ -64,7 +64,7 @@ def no_step(_name: str) -> None:
     """Outside of tests nothing happens between two steps."""
 
 
-class OciDriver(Saving):
+class OciDriver(Keeping):
     """One runtime on this host. Give two of them (runsc, crun) the same pool and the same configuration otherwise."""
 
     def __init__(self, config: OciConfig, pool: SlotPool, runtime: Runtime, *, on_step: Callable[[str], None] = no_step) -> None:
@@ -103,6 +103,7 @@ class OciDriver(Saving):
             stop_keeps_disk=not gvisor,
             pauses=cgroups.freezes(self._layout),
             saves=self._runtime.saves,
+            snapshots=not self._runtime.halts_to_keep or cgroups.freezes(self._layout),
             metered=True,
             layers=self._config.packer is not None,
         )
@@ -214,7 +215,8 @@ class OciDriver(Saving):
     async def _prepare(self, order: Order, rootfs: Path) -> None:
         """Directory and record, then disk, slot and bundle. The record names the slot before the slot names the placement."""
         live = self._live.setdefault(order.placement_id, _Live())
-        egress = self._egress(order)
+        network = order.spec.network
+        egress = Egress.of(internet=network.internet, allow=network.allow_out, deny=network.deny_out)
         slot = live.slot = await self._pool.reserve()
         await self._blocking(lambda: self._make_directory(order, slot))
         self._step("directory")
@@ -226,10 +228,6 @@ class OciDriver(Saving):
         self._step("slot")
         live.prepared = order
         self._step("bundle")
-
-    def _egress(self, order: Order) -> Egress:
-        network = order.spec.network
-        return Egress.of(internet=network.internet, allow=network.allow_out, deny=network.deny_out)
 
     def _make_directory(self, order: Order, slot: Slot) -> None:
         directory = self._view.directory(order.placement_id)
@@ -243,7 +241,7 @@ class OciDriver(Saving):
             directory.mkdir(exist_ok=True, mode=0o700)
             records.write(directory, self._record(order, slot))
             self._step("record")
-            self._runtime.make_disk(directory, order.spec.disk_mib)
+            self._make_disk(directory, order)
         except OSError as error:
             raise self._disk_error(error) from error
 
@@ -282,6 +280,7 @@ class OciDriver(Saving):
             cgroup_binds=cgroups.own_views(self._layout, self._view.group(order.placement_id)),
             tmpfs_percent=self._config.tmpfs_percent,
             command=self._config.guest_command,
+            shown=self._show_name(order),
         )
         (directory / BUNDLE).write_text(json.dumps(bundle.make(self._config.runtime, order, places)))
 
@@ -299,7 +298,7 @@ class OciDriver(Saving):
             await self._prepare(order, rootfs)
         else:
             rootfs = self._images.ready_root(order.spec)
-        return await self._start(order, live, rootfs, self._runtime.start)
+        return await self._start(order, live, rootfs, await self._beginning(order))
 
     def _launch(self, order: Order, rootfs: Path) -> Launch:
         live = self._live.get(order.placement_id)

@@ -86,6 +86,17 @@ class Runsc:
         verb = "checkpoint" if mode is SaveMode.FULL else "fscheckpoint"
         self._say([verb, f"--image-path={target}", "--leave-running", name], SAVE_S)
 
+    halts_to_keep = False
+
+    def keep(self, launch: Launch, guest: int, target: Path, mode: SaveMode) -> None:  # noqa: ARG002 - the port's
+        """The sentry halts its tasks for the moment itself, and lets them go on whatever becomes of this command."""
+        verb = "checkpoint" if mode is SaveMode.FULL else "fscheckpoint"
+        self._say([verb, f"--image-path={target}", "--leave-running", launch.container_id], SAVE_S)
+
+    def seed_disk(self, directory: Path, disk_mib: int, source: Path) -> None:  # noqa: ARG002 - the port's
+        """What was on the disk is in what is restored."""
+        self.make_disk(directory, disk_mib)
+
     def go_on(self, container_id: str) -> None:
         if json.loads(self._say(["state", container_id], HALT_S))["status"] == "paused":
             self._say(["resume", container_id], HALT_S)

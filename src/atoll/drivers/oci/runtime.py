@@ -73,6 +73,17 @@ class Runtime(Protocol):
         """Write what is to be saved into a directory, and leave the container halted or as it was. *Errors*: Refused SAVE_FAILED."""
         ...
 
+    halts_to_keep: bool
+    """Whether whoever calls `keep` halts the container meanwhile."""
+
+    def keep(self, launch: Launch, guest: int, target: Path, mode: SaveMode) -> None:
+        """Write what is to be kept of one moment into a directory; the container goes on. *Errors*: Refused SAVE_FAILED; OSError."""
+        ...
+
+    def seed_disk(self, directory: Path, disk_mib: int, source: Path) -> None:
+        """As `make_disk`, for a container that is begun from what `keep` has written. *Errors*: OSError."""
+        ...
+
     def go_on(self, container_id: str) -> None:
         """Let a container go on that `save`, of this run or an earlier one, has halted. *Idempotency*: one that runs is left alone."""
         ...
@@ -176,3 +187,15 @@ def read_pid(directory: Path) -> int | None:
         return int((directory / PID_FILE).read_text())
     except (FileNotFoundError, ValueError):
         return None
+
+
+class KeepsNothing:
+    """A runtime of whose containers no moment is kept while they go on; its driver declares that."""
+
+    halts_to_keep = False
+
+    def keep(self, launch: Launch, guest: int, target: Path, mode: SaveMode) -> None:  # noqa: ARG002 - the port's
+        raise Refused(Code.NOT_SUPPORTED, "this host keeps no moments of guests that go on")
+
+    def seed_disk(self, directory: Path, disk_mib: int, source: Path) -> None:  # noqa: ARG002 - the port's
+        raise Refused(Code.SNAPSHOT_UNAVAILABLE, "this host begins nothing from moments that were kept")

@@ -19,6 +19,10 @@ from typing import Any, Final
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
 
+SNAPSHOTS: Final = ".snapshots"
+"""Beside the placements' directories: what is kept for longer than its placement, by id."""
+SHOWN: Final = "shown"
+"""In a placement's directory: what its guest is shown of whose it is."""
 SAVED: Final = "saved"
 DRAFT: Final = "saved.draft"
 LIST: Final = "saved.json"
@@ -32,10 +36,10 @@ class Save:
     directory: Path
     mode: SaveMode
     files: Mapping[str, int]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(self.files.values())
+    size_bytes: int
+    """What it takes of the disk."""
+    named: bool = True
+    """Its guest is shown whose it is. One that was saved by an earlier release is not: its mounts are those that it had."""
 
 
 def exists(directory: Path) -> bool:
@@ -51,25 +55,44 @@ def begin(directory: Path) -> Path:
     return draft
 
 
-def publish(directory: Path, mode: SaveMode) -> Save:
-    """Let the draft be what is saved. *Errors*: Refused SAVE_FAILED when there is nothing in it; OSError."""
-    draft = directory / DRAFT
+def kept(state_dir: Path, snapshot_id: str) -> Path:
+    """Where a snapshot is."""
+    return state_dir / SNAPSHOTS / snapshot_id
+
+
+def publish(directory: Path, mode: SaveMode, place: Path | None = None) -> Save:
+    """Let the draft be what is saved, in the placement's directory or in another place.
+
+    *Errors*: Refused SAVE_FAILED when there is nothing in it; OSError.
+    """
+    draft, named = directory / DRAFT, (directory / SHOWN).exists()
+    place = directory / SAVED if place is None else place
     files = {path.name: path.stat().st_size for path in sorted(draft.iterdir())}
+    stored = sum(path.stat().st_blocks * 512 for path in draft.iterdir())
     empty = [name for name, size in files.items() if size == 0]
     if empty:
         raise Refused(Code.SAVE_FAILED, f"what was saved is not whole: {', '.join(empty)} has nothing in it")
-    (draft / LIST).write_text(json.dumps({"format": FORMAT, "mode": mode.value, "files": files}))
-    shutil.rmtree(directory / SAVED, ignore_errors=True)
-    draft.rename(directory / SAVED)
-    return Save(directory / SAVED, mode, files)
+    (draft / LIST).write_text(json.dumps({"format": FORMAT, "mode": mode.value, "files": files, "stored": stored, "named": named}))
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    draft.rename(place)
+    return Save(place, mode, files, stored, named)
 
 
-def read(directory: Path) -> Save:
-    """What is saved. *Errors*: Refused RESUME_FAILED when it is not there or not whole."""
-    place = directory / SAVED
+def predates_names(directory: Path) -> bool:
+    """Whether what is saved of a placement is of a guest that is not shown whose it is."""
+    try:
+        return exists(directory) and not read(directory / SAVED).named
+    except Refused:
+        return False
+
+
+def read(place: Path) -> Save:
+    """What is saved there. *Errors*: Refused RESUME_FAILED when it is not there or not whole."""
     try:
         said: dict[str, Any] = json.loads((place / LIST).read_text())
-        save = Save(place, SaveMode(said["mode"]), {str(name): int(size) for name, size in said["files"].items()})
+        files = {str(name): int(size) for name, size in said["files"].items()}
+        save = Save(place, SaveMode(said["mode"]), files, int(said.get("stored", sum(files.values()))), bool(said.get("named")))
         if said["format"] != FORMAT:
             raise Refused(Code.RESUME_FAILED, f"it was saved in format {said['format']}, and this release reads {FORMAT}")
         for name, size in save.files.items():
@@ -86,6 +109,15 @@ def drop(directory: Path) -> None:
         (directory / SAVED / LIST).unlink()
     for name in (SAVED, DRAFT):
         shutil.rmtree(directory / name, ignore_errors=True)
+
+
+def drop_kept(place: Path) -> None:
+    """A snapshot goes. *Idempotency*: also what is left of one that was going."""
+    with contextlib.suppress(FileNotFoundError):
+        (place / LIST).unlink()
+    shutil.rmtree(place, ignore_errors=True)
+    if place.exists():
+        raise Refused(Code.CLEANUP_FAILED, f"{place} cannot be removed")
 
 
 def flush(save: Save) -> None:

@@ -9,6 +9,7 @@ process that is killed in between leaves one of these states, and `adopt` tells 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from abc import abstractmethod
@@ -28,6 +29,7 @@ from atoll.hostops import cgroups, processes
 
 T = TypeVar("T")
 
+_NO_ROOM_BYTES: Final = 1 << 20
 _WRITERS: Final = frozenset({"checkpoint", "fscheckpoint", "pause"})
 
 
@@ -75,7 +77,7 @@ class Saving:
                     raise Refused(Code.PLACEMENT_LOST, f"{order.placement_id} has no guest that could be saved")
                 await self._blocking(lambda: self._save(order, mode, frozen=found.frozen))
                 self._step("saved")
-            save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id)))
+            save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id) / saves.SAVED))
             await self._end_as_told(order.placement_id)
             self._spawn(self._blocking(lambda: saves.flush(save)), f"flush {order.placement_id}")
             return Saved(save.mode, save.size_bytes)
@@ -98,9 +100,15 @@ class Saving:
             shutil.rmtree(draft, ignore_errors=True)
             with contextlib.suppress(Refused, OSError, ValueError):
                 self._runtime.go_on(placement_id)
-            if isinstance(error, Refused):
-                raise
-            raise Refused(Code.SAVE_FAILED, f"it could not be saved: {error}") from error
+            raise self._not_saved(error) from error
+
+    def _not_saved(self, error: Refused | OSError) -> Refused:
+        """A full disk is told as such, whoever has met it: a runtime only says that it failed."""
+        space = os.statvfs(self._config.state_dir)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or space.f_bavail * space.f_frsize < _NO_ROOM_BYTES:
+            return Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir} is full: {error}")
+        return error if isinstance(error, Refused) else Refused(Code.SAVE_FAILED, f"it could not be saved: {error}")
 
     def _require_room(self, placement_id: str) -> None:
         """*Errors*: Refused HOST_DISK_FULL. A save that finds no room half-way is undone, but takes the others' room meanwhile."""
@@ -116,7 +124,7 @@ class Saving:
         async with self._lock(order.placement_id):
             with self._images.pin(order.spec):
                 rootfs = await self._images.root_of(order.spec)
-                save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id)))
+                save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id) / saves.SAVED))
                 if reboot and save.mode is SaveMode.FULL:
                     save = await self._files_of(order, rootfs, save)
                 return await self._restore(order, rootfs, save)
@@ -136,7 +144,7 @@ class Saving:
         await self._restore(order, rootfs, save)
         await self._blocking(lambda: self._save(order, SaveMode.FILES, frozen=False))
         self._step("files saved")
-        return await self._blocking(lambda: saves.read(self._view.directory(order.placement_id)))
+        return await self._blocking(lambda: saves.read(self._view.directory(order.placement_id) / saves.SAVED))
 
     async def discard(self, placement_id: str) -> None:
         async with self._lock(placement_id):
@@ -159,6 +167,9 @@ class Saving:
         for pid in processes.mentioning(placement_id):
             if _WRITERS & set(processes.arguments(pid)):
                 processes.send_signal(pid)
+        if self._runtime.halts_to_keep:
+            with contextlib.suppress(OSError):
+                cgroups.thaw(self._view.layout, self._view.group(placement_id))
         with contextlib.suppress(Refused, OSError, ValueError):
             self._runtime.go_on(placement_id)
         shutil.rmtree(directory / saves.DRAFT, ignore_errors=True)

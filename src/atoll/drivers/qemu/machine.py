@@ -22,7 +22,7 @@ from typing import Any, Final
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
 from atoll.drivers.oci.crun import SpareDisks
-from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, last_words, read_pid, run
+from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, KeepsNothing, Launch, last_words, read_pid, run
 from atoll.drivers.qemu import jail, line, memory, options, qmp, tap
 from atoll.drivers.qemu.config import OVERHEAD_MIB, THREADS_MAX, Accelerator, MachineConfig, user_of
 from atoll.hostops import cgroups, loopdisk, namespaces, processes
@@ -43,7 +43,7 @@ _LOOK_EVERY_S: Final = 0.002
 KVM_DEVICE: Final = "c 10:232 rwm"
 
 
-class Machines:
+class Machines(KeepsNothing):
     """The runtime of virtual machines."""
 
     saves = SaveMode.FULL

@@ -44,6 +44,7 @@ class GuestClient:
 
     def __init__(self, address: str, order: Order, key: Ed25519PrivateKey) -> None:
         self._base = f"http://{address}:{GUEST_PORT}"
+        self._key = key
         token = claims(
             sandbox_id=order.sandbox_id,
             placement_id=order.placement_id,
@@ -75,6 +76,15 @@ class GuestClient:
         ):
             if answer.status != 204:
                 raise AssertionError(f"init answered {answer.status}: {await answer.text()}")
+
+    async def refuses(self, other: Order) -> bool:
+        """Whether it refuses the token of another order's guest."""
+        stranger = GuestClient("", other, self._key)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self._base}/atoll/hello", headers=stranger._authorization()) as answer,
+        ):
+            return answer.status == 401
 
     def _authorization(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"}

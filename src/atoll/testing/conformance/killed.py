@@ -22,6 +22,8 @@ from atoll.testing.conformance.oci_stand import OciStand
 from atoll.testing.conformance.stand import shell
 
 BEGUN = "BEGUN"
+KEPT = "KEPT"
+BEGUN_FROM = "BEGUN_FROM"
 USED = "USED"
 """What is said between the steps of a life with a save in it."""
 
@@ -39,6 +41,8 @@ class Script:
     die_at: int | None
     saving: bytes | None = None
     """Save and restore between start and removal; the raw private key that speaks to the guest."""
+    clone: Order | None = None
+    """In place of a save: keep a moment, begin this from it, drop that. Its origin names the moment."""
 
 
 async def run(script: Script) -> None:
@@ -62,6 +66,9 @@ async def run(script: Script) -> None:
         await shell(guest, "echo written >/kept")
         print(BEGUN, flush=True)  # noqa: T201 - the parent reads it
         passed = 0
+        if script.clone is not None:
+            await _keep(script, stand, script.clone)
+            return
         await stand.driver.save(script.order, SaveMode.FULL)
         seen = await stand.driver.restore(script.order)
         await stand.driver.discard(script.order.placement_id)
@@ -69,6 +76,19 @@ async def run(script: Script) -> None:
         await shell(guest, "echo used >/kept")
         print(USED, flush=True)  # noqa: T201 - the parent reads it
         await stand.driver.save(script.order, SaveMode.FULL)
+    await stand.driver.remove(script.order.placement_id)
+    await stand.driver.close()
+
+
+async def _keep(script: Script, stand: OciStand, clone: Order) -> None:
+    assert clone.spec.origin is not None
+    kept = clone.spec.origin.snapshot_id
+    await stand.driver.snapshot(script.order, kept, clone.spec.origin.mode)
+    print(KEPT, flush=True)  # noqa: T201 - the parent reads it
+    await stand.guest(clone, await stand.driver.start(clone))
+    print(BEGUN_FROM, flush=True)  # noqa: T201 - the parent reads it
+    await stand.driver.drop(kept)
+    await stand.driver.remove(clone.placement_id)
     await stand.driver.remove(script.order.placement_id)
     await stand.driver.close()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from atoll.drivers.port import Capabilities
-from atoll.testing.conformance import layers, life, limits, network, pausing, saving
+from atoll.testing.conformance import keeping, layers, life, limits, network, pausing, saving
 from atoll.testing.conformance.stand import Stand
 
 
@@ -58,12 +58,21 @@ _SAVING_NEEDS = {
     "connections_are_cut_when_the_address_changes": ("saves_memory", "guest_handshake", "network_slots"),
 }
 
+_KEEPING_NEEDS = {
+    "a_guest_goes_on_while_it_is_kept": ("snapshots",),
+    "what_is_kept_outlives_its_guest_and_its_driver": ("snapshots",),
+    "what_is_not_kept_begins_nothing": ("snapshots",),
+    "what_is_frozen_or_saved_is_not_kept": ("snapshots", "pauses", "saves_files"),
+    "clones_go_on_where_their_parent_was": ("snapshots", "saves_memory", "guest_handshake"),
+}
+
 CASES: tuple[Case, ...] = (
     *_cases(life, _LIFE_NEEDS, ()),
     *_cases(layers, {}, ("layers", "guest_handshake")),
     *_cases(limits, {}, ("real_kernel_limits", "guest_handshake")),
     *_cases(pausing, _PAUSING_NEEDS, ("pauses",)),
     *_cases(saving, _SAVING_NEEDS, ("saves_files", "guest_handshake")),
+    *_cases(keeping, _KEEPING_NEEDS, ("snapshots", "guest_handshake")),
     *_cases(network, {}, ("network_slots", "guest_handshake")),
 )
 

@@ -45,6 +45,8 @@ SANDBOX_ROUTES = [
     ("GET", "/v1/sandboxes/{}/logs"),
     ("GET", "/v1/sandboxes/{}/placement"),
     ("POST", "/v1/sandboxes/{}/replacement-authorizations"),
+    ("POST", "/v1/sandboxes/{}/snapshots"),
+    ("POST", "/v1/sandboxes/{}/forks"),
 ]
 
 

@@ -70,6 +70,16 @@ class Pause(Message):
     require_healthy_guest: bool | None = Field(default=None, alias="requireHealthyGuest")
 
 
+class NewSnapshot(Message):
+    name: Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f]*$")] | None = None
+    memory: bool | None = None
+
+
+class Fork(Message):
+    timeout: Seconds | None = None
+    count: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=100)] | None = None
+
+
 class Resume(Message):
     """Body of the older route that only resumes."""
 

@@ -10,6 +10,7 @@ from atoll.control.api.e2b.account import Account
 from atoll.control.api.e2b.logs import Logs
 from atoll.control.api.e2b.metrics import Metrics
 from atoll.control.api.e2b.sandboxes import Sandboxes
+from atoll.control.api.e2b.snapshots import Snapshots
 from atoll.control.api.e2b.templates import Templates
 from atoll.control.api.exchange import Handler
 from atoll.control.api.settings import ApiSettings
@@ -34,6 +35,11 @@ def _supported(service: Service, settings: ApiSettings, builds: Builds | None) -
     yield Route("POST", "/sandboxes/{sandboxID}/connect", sandboxes.connect_v1)
     yield Route("POST", "/sandboxes/{sandboxID}/pause", sandboxes.pause)
     yield Route("POST", "/sandboxes/{sandboxID}/resume", sandboxes.resume)
+    kept = Snapshots(service, settings, account)
+    yield Route("DELETE", "/templates/{templateID}", kept.delete)
+    yield Route("POST", "/sandboxes/{sandboxID}/snapshots", kept.take)
+    yield Route("POST", "/sandboxes/{sandboxID}/fork", kept.fork)
+    yield Route("GET", "/snapshots", kept.list)
     yield Route("POST", "/sandboxes/{sandboxID}/timeout", sandboxes.set_timeout)
     yield Route("POST", "/sandboxes/{sandboxID}/refreshes", sandboxes.refresh)
     yield Route("GET", "/sandboxes/{sandboxID}/logs", logs.v1)
@@ -66,7 +72,6 @@ _BUILDING: Final[tuple[tuple[str, str, Callable[[Templates], Handler]], ...]] = 
     ("GET", "/templates/{templateID}/tags", lambda room: room.tags),
     ("GET", "/templates/{templateID}/tags/count", lambda room: room.count_tags),
     ("GET", "/templates/{templateID}/tags/exists", lambda room: room.tag_exists),
-    ("DELETE", "/templates/{templateID}", lambda room: room.delete),
     ("PATCH", "/templates/{templateID}", lambda room: room.change),
     ("PATCH", "/v2/templates/{templateID}", lambda room: room.change_v2),
 )

@@ -189,11 +189,6 @@ class Templates:
             return template
         return await self.builds.set_public(call.caller, template.id, public=body.public)
 
-    async def delete(self, call: Call) -> Answer:
-        template = await self.account.find(call, call.params["templateID"])
-        await self.account.service.delete_template(call.caller, template.id)
-        return Answer(204)
-
 
 def _levels(lowest: str | None) -> Sequence[str] | None:
     """All levels from this one up; None: any."""

@@ -9,9 +9,6 @@ from atoll.control.api.errors import e2b_body
 from atoll.control.api.exchange import Answer, Call, json_answer
 
 ROUTES: Final[tuple[tuple[str, str, str], ...]] = (
-    ("POST", "/sandboxes/{sandboxID}/fork", "forking a sandbox"),
-    ("POST", "/sandboxes/{sandboxID}/snapshots", "taking a snapshot"),
-    ("GET", "/snapshots", "listing snapshots"),
     ("PUT", "/sandboxes/{sandboxID}/network", "changing the network of a running sandbox"),
     ("GET", "/teams/{teamID}/metrics", "team metrics"),
     ("GET", "/teams/{teamID}/metrics/max", "team metrics"),

@@ -210,6 +210,13 @@ class TemplateRef(Outgoing):
     name: str
 
 
+class Origin(Outgoing):
+    """The snapshot that it began from."""
+
+    snapshot_id: str
+    mode: SaveMode
+
+
 class Placement(Outgoing):
     """Where the present generation is."""
 
@@ -246,6 +253,7 @@ class Sandbox(Outgoing):
     conditions: list[Condition]
     bootstrap_exposed: bool
     template: TemplateRef
+    origin: Origin | None
     class_name: Annotated[str, Field(alias="class")]
     isolation: Isolation
     size: Size

@@ -77,7 +77,7 @@ def _metadata(raw: str | None) -> dict[str, str] | None:
 
 
 @contextmanager
-def _about(sandbox_id: str) -> Iterator[None]:
+def about(sandbox_id: str) -> Iterator[None]:
     """One answer for what never was and what is another team's, whatever the service says about it.
 
     *Errors*: SANDBOX_NOT_FOUND at once for what cannot be an id: the store need not be asked.
@@ -180,7 +180,7 @@ class Sandboxes:
 
     async def get(self, caller: Who, sandbox_id: SandboxPath) -> Response:
         """One sandbox, in whatever state it is, for as long as its record is kept."""
-        with _about(sandbox_id):
+        with about(sandbox_id):
             sandbox = await self.service.get(caller, sandbox_id, ended=True, every_team=True)
         if sandbox.team_id != caller.team.id:
             # An operator looks at it; its tokens are its team's.
@@ -189,13 +189,13 @@ class Sandboxes:
 
     async def release(self, caller: Who, sandbox_id: SandboxPath, expected: Expected) -> Response:
         """End it. The answer comes when that is decided; `state` goes to `released` when nothing of it is left."""
-        with _about(sandbox_id):
+        with about(sandbox_id):
             sandbox = await self.service.release(caller, sandbox_id, every_team=True, revision=expected)
         return respond(200, answers.sandbox(sandbox, domain=self.settings.domain), (*changed(sandbox), *etag(sandbox.revision)))
 
     async def set_end(self, caller: Who, sandbox_id: SandboxPath, body: models.NewEnd, expected: Expected) -> Response:
         """Let it end `timeoutSeconds` from now."""
-        with _about(sandbox_id):
+        with about(sandbox_id):
             sandbox = await self.service.set_end(
                 caller, sandbox_id, timeout_s=body.timeout_seconds, only_extend=body.only_extend, revision=expected
             )
@@ -203,7 +203,7 @@ class Sandboxes:
 
     async def pause(self, caller: Who, sandbox_id: SandboxPath, expected: Expected) -> Response:
         """Freeze it where it is: it keeps memory, disk and connections, and gives its CPU back. It does not end while it is paused."""
-        with _about(sandbox_id):
+        with about(sandbox_id):
             sandbox = await self.service.pause(caller, sandbox_id, revision=expected)
         return self._one(200, sandbox)
 
@@ -211,14 +211,14 @@ class Sandboxes:
         """Save it, and give its CPU and memory back. `saveMode` says what was saved. It does not end while it is suspended."""
         body = body or models.Suspension()
         mode = SaveMode.FULL if body.memory else SaveMode.FILES
-        with _about(sandbox_id):
+        with about(sandbox_id):
             sandbox = await self.service.suspend(caller, sandbox_id, mode=mode, strict=body.require_healthy_guest, revision=expected)
         return self._one(200, sandbox)
 
     async def resume(self, caller: Who, sandbox_id: SandboxPath, expected: Expected, body: models.Resumption | None = None) -> Response:
         """Let one that is paused or suspended go on. 503 where its host has no room for it: then it stays as it was."""
         body = body or models.Resumption()
-        with _about(sandbox_id):
+        with about(sandbox_id):
             sandbox, _ = await self.service.resume(
                 caller, sandbox_id, timeout_s=body.timeout_seconds, reboot=body.reboot, revision=expected
             )
@@ -229,7 +229,7 @@ class Sandboxes:
 
         409 when nothing is blocked: see `conditions`.
         """
-        with _about(sandbox_id):
+        with about(sandbox_id):
             sandbox = await self.service.authorize_replacement(caller, sandbox_id, generation=body.generation, statement=body.statement)
         return self._one(201, sandbox)
 
@@ -241,7 +241,7 @@ class Sandboxes:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
         """Its history, oldest first."""
-        with _about(sandbox_id):
+        with about(sandbox_id):
             found = await self.service.events(caller, sandbox_id, after=after, limit=limit, every_team=True)
         next_after = found[-1].seq if found else after
         return respond(200, {"items": [answers.event(one) for one in found], "nextAfter": next_after})
@@ -253,19 +253,19 @@ class Sandboxes:
         after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only those with a larger `seq`")] = 0,
     ) -> Response:
         """Its history and then what comes, one a line, until it has ended."""
-        with _about(sandbox_id):
+        with about(sandbox_id):
             batches = await self.service.follow(caller, sandbox_id, after=after)
         return stream(batches)
 
     async def metrics(self, caller: Who, sandbox_id: SandboxPath) -> Response:
         """What it has used, oldest first: every few seconds of late, and ever more seldom before. Nothing while it does not run."""
-        with _about(sandbox_id):
+        with about(sandbox_id):
             sandbox, points = await self.service.usage(caller, sandbox_id, every_team=True)
         return respond(200, {"items": [answers.usage(sandbox, point) for point in points]})
 
     async def why(self, caller: Who, sandbox_id: SandboxPath, limit: Shown = 100) -> Response:
         """Why it is where it is, or nowhere: what each filter says of the hosts, as they are now."""
-        with _about(sandbox_id):
+        with about(sandbox_id):
             told = await self.service.why(caller, sandbox_id)
         return respond(200, answers.why(told, limit=limit))
 
@@ -275,6 +275,6 @@ class Sandboxes:
 
     async def logs(self, caller: Who, sandbox_id: SandboxPath) -> Response:
         """The guest's console as text, as far as its host still has it."""
-        with _about(sandbox_id):
+        with about(sandbox_id):
             raw = await self.service.logs(caller, sandbox_id, every_team=True)
         return response_of(Answer(200, raw.decode("utf-8", "replace").encode(), content_type=TEXT))

@@ -1,0 +1,105 @@
+"""Beginning: what a create begins from, a template's build or a kept moment of another sandbox, and what that fixes. Pure.
+
+Theory of operation. A moment is of one host, one isolation and one size: memory that was saved fits only into what it was saved from, and so does
+a disk. So all of these are the snapshot's, and a request that names others is refused rather than answered with something else. What
+separates a sandbox from others (tokens, network, end, metadata) is the request's own, as in any create.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from atoll.base.errors import Code, Refused
+from atoll.base.ids import TemplateId
+from atoll.domain.deployment import WorkloadClass
+from atoll.domain.snapshot import Purpose, Snapshot
+from atoll.domain.spec import Origin, Spec
+from atoll.domain.template import Template
+from atoll.planning.resolve import CreateRequest
+
+Shape = Callable[[Spec], Spec]
+
+_FIXED: Final = ("cpu_millis", "memory_mib", "disk_mib")
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a create begins from. `request`: with what that fixes."""
+
+    request: CreateRequest
+    template: Template
+    shape: Shape | None = None
+    snapshot: Snapshot | None = None
+    on_record: bool = True
+    """Its template is one that users name, and whose use is counted."""
+
+
+def of_snapshot(snapshot: Snapshot, request: CreateRequest, *, host_name: str = "") -> Beginning:
+    """A create from a snapshot. *Errors*: Refused INVALID_REQUEST when the request wants what the snapshot is not."""
+    spec = snapshot.spec
+    for name in _FIXED:
+        asked, has = getattr(request, name), getattr(spec, name)
+        if asked is not None and asked != has:
+            raise Refused(Code.INVALID_REQUEST, f"{name} of what begins from a snapshot is the snapshot's, {has}; leave it out")
+    if request.require_host not in (None, snapshot.host_id, host_name or None):
+        raise Refused(Code.INVALID_REQUEST, f"snapshot {snapshot.reference!r} is on host {host_name or snapshot.host_id} alone")
+    fixed = replace(
+        request,
+        class_name=request.class_name or spec.class_name,
+        cpu_millis=spec.cpu_millis,
+        memory_mib=spec.memory_mib,
+        disk_mib=spec.disk_mib,
+        require_host=snapshot.host_id,
+        prefer_host=None,
+    )
+    return Beginning(fixed, _as_template(snapshot), lambda made: _shaped(made, snapshot), snapshot, on_record=False)
+
+
+def check_class(snapshot: Snapshot, policy: WorkloadClass) -> None:
+    """*Errors*: Refused CLASS_LIMIT when the class separates in another way than the snapshot was."""
+    if policy.isolation is not snapshot.spec.isolation:
+        message = f"class {policy.name} isolates by {policy.isolation}, and snapshot {snapshot.reference!r} is of {snapshot.spec.isolation}"
+        raise Refused(Code.CLASS_LIMIT, message)
+
+
+def _shaped(made: Spec, snapshot: Snapshot) -> Spec:
+    """The request's spec, with everything that is a part of what was kept as it was there."""
+    was = snapshot.spec
+    return replace(
+        made,
+        template_id=snapshot.id if snapshot.purpose is Purpose.KEPT else was.template_id,
+        image_name=was.image_name,
+        manifest=was.manifest,
+        pids_max=was.pids_max,
+        tmp_on_disk=was.tmp_on_disk,
+        arch=was.arch,
+        regions=(),
+        labels=(),
+        origin=Origin(snapshot.id, snapshot.mode),
+    )
+
+
+def _as_template(snapshot: Snapshot) -> Template:
+    spec = snapshot.spec
+    return Template(
+        id=TemplateId(spec.template_id),
+        team_id=snapshot.team_id,
+        name=spec.image_name,
+        aliases=(),
+        public=False,
+        build_id="",
+        image=spec.image,
+        cpu_millis=spec.cpu_millis,
+        memory_mib=spec.memory_mib,
+        disk_mib=spec.disk_mib,
+        default_user=spec.default_user,
+        default_workdir=spec.default_workdir,
+        created_at=snapshot.created_at,
+        updated_at=snapshot.created_at,
+        env=snapshot.env,
+        command=spec.command,
+        command_user=spec.command_user,
+        ready_command=spec.ready_command,
+    )

@@ -1,0 +1,118 @@
+"""Keeping: how a snapshot moves. Pure.
+
+Theory of operation. What is wanted of a host follows from the snapshot's state, so it can be said again at any time: TAKING wants it kept,
+DELETING wants it gone. The agent's word about either is heard once; a word that comes late, or again, meets a state in which it means
+nothing. Capacity comes back only with absence, as everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from atoll.base.errors import Code
+from atoll.domain import history as ev
+from atoll.domain import snapshot as sn
+from atoll.domain.snapshot import Event, Purpose, Snapshot, State
+from atoll.domain.spec import SaveMode
+from atoll.planning.stimuli import Note
+
+FORK_LEFT_S: Final = 120.0
+"""How long after its moment a fork is kept whose clones nobody counts any more, beside the patience of their creates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The agent has it, whole. *Units*: bytes."""
+
+    mode: SaveMode
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotKept:
+    """The agent could not; nothing of it is left."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The agent has looked, and there is nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A snapshot as it is afterwards, and what its sandbox's history says of that."""
+
+    snapshot: Snapshot
+    note: Note | None = None
+
+
+def heard(snapshot: Snapshot, word: Kept | NotKept | Absent, *, now: float) -> Outcome | None:
+    """What the agent's word changes; None: nothing.
+
+    *Idempotency*: a word that was heard before gives None.
+    """
+    match word:
+        case Kept() if snapshot.state is State.TAKING:
+            fork_s = snapshot.spec.create_patience_s + FORK_LEFT_S
+            after = replace(
+                snapshot,
+                state=sn.step(snapshot.state, Event.TAKEN),
+                mode=word.mode,
+                size_bytes=max(1, word.size_bytes),
+                taken_at=now,
+                deadline_at=now + fork_s if snapshot.purpose is Purpose.FORK else None,
+            )
+            said = {"snapshot_id": snapshot.id, "mode": word.mode.value, "bytes": word.size_bytes}
+            return Outcome(after, Note(ev.SANDBOX_SNAPSHOT_TAKEN, said))
+        case NotKept() if snapshot.state is State.TAKING:
+            return _failed(snapshot, Event.BROKE, word.code, word.message, now)
+        case Absent() if snapshot.state is State.DELETING:
+            return Outcome(_ended(snapshot, Event.ABSENCE_CONFIRMED, now))
+        case _:
+            return None
+
+
+def delete(snapshot: Snapshot) -> Outcome | None:
+    """Somebody wants it gone. None where it is going or gone."""
+    if (snapshot.state, Event.DELETE) not in sn.MOVES:
+        return None
+    return Outcome(replace(snapshot, state=sn.step(snapshot.state, Event.DELETE), deadline_at=None))
+
+
+def late(snapshot: Snapshot, *, now: float) -> Outcome | None:
+    """Its deadline has passed. None: it has none that has."""
+    if snapshot.deadline_at is None or now < snapshot.deadline_at:
+        return None
+    if snapshot.state is State.READY:
+        return delete(snapshot)
+    if snapshot.state is not State.TAKING:
+        return None
+    message = f"its host has not kept it within {snapshot.spec.save_s:g} s"
+    after = replace(snapshot, state=sn.step(snapshot.state, Event.LATE), deadline_at=None, code=str(Code.SAVE_TIMEOUT), message=message)
+    return Outcome(after, _told(after))
+
+
+def lost(snapshot: Snapshot, *, now: float) -> Outcome | None:
+    """Its host is fenced, and what it had counts as gone."""
+    if snapshot.state in sn.TERMINAL:
+        return None
+    if snapshot.state is State.DELETING:
+        return Outcome(_ended(snapshot, Event.LOST, now))
+    return _failed(snapshot, Event.LOST, str(Code.SNAPSHOT_UNAVAILABLE), "its host is gone, and it with that", now)
+
+
+def _failed(snapshot: Snapshot, event: Event, code: str, message: str, now: float) -> Outcome:
+    after = replace(_ended(snapshot, event, now), code=code, message=message)
+    return Outcome(after, _told(after))
+
+
+def _ended(snapshot: Snapshot, event: Event, now: float) -> Snapshot:
+    return replace(snapshot, state=sn.step(snapshot.state, event), ended_at=now, deadline_at=None)
+
+
+def _told(snapshot: Snapshot) -> Note:
+    return Note(ev.SANDBOX_SNAPSHOT_FAILED, {"snapshot_id": snapshot.id, "reason": snapshot.code, "detail": snapshot.message})
