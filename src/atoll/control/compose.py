@@ -425,7 +425,7 @@ class Control:
             watching=self.alerts,
             version=settings.version,
             shared=shared,
-            image_caches=self.sessions.image_caches,
+            images_kept=self.sessions.image_caches.all,
             collecting=self.imports.collected,
         )
         giving = None
@@ -434,7 +434,7 @@ class Control:
         of_agents = Counted(agents.Agents(self.sessions, self.enrollment, self._clock, giving=giving), self.meter)
         self.hot = [(agents.PREFIX, of_agents), (routes.PREFIX, self._routes), (wellknown.PREFIX, self._well_known())]
         if self.peers is not None:
-            self.hot.append((PEERS, PeerCalls(self.peers, self.consoles, self.captures)))
+            self.hot.append((PEERS, PeerCalls(self.peers, self.consoles, self.captures, self.sessions.image_caches)))
         if settings.api:
             self._app = build_app(
                 self.service,

@@ -9,6 +9,7 @@ from atoll.control import asgi, giving
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.captures import Captures
 from atoll.control.consoles import Consoles
+from atoll.control.image_caches import ImageCaches
 from atoll.control.peers import PREFIX, SIGNATURE, Peers
 from atoll.wire import agent
 from atoll.wire import replica as wire
@@ -23,6 +24,7 @@ class PeerCalls:
     peers: Peers
     consoles: Consoles
     captures: Captures | None
+    image_caches: ImageCaches
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await asgi.guarded(send, self._serve(scope, receive, send))
@@ -38,6 +40,10 @@ class PeerCalls:
         match method, call:
             case "POST", "wish":
                 await asgi.answer_model(send, self.peers.give(asgi.parse(wire.Wish, content)))
+                return
+            case "POST", "kept":
+                asgi.parse(wire.KeptAsked, content)
+                await asgi.answer_model(send, wire.Kept(images=self.image_caches.mine()))
                 return
             case "POST", "collected":
                 self._collected(asgi.parse(agent.Collected, content))

@@ -24,7 +24,7 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.control.tokens import Tokens
 from atoll.wire import replica as wire
-from atoll.wire.agent import Collect, Collected
+from atoll.wire.agent import Collect, Collected, ImageCacheState
 
 PREFIX: Final = "/replica/v1/"
 SIGNATURE: Final = "atoll-replica"
@@ -94,6 +94,10 @@ class Peers:
         """Have the one who waits fetch a layer from here. *Errors*: Unavailable CONTROL_UNAVAILABLE when it did not."""
         if not await self._ask("came", message, of=(address,)):
             raise Unavailable(Code.CONTROL_UNAVAILABLE, "the replica that waits for this layer did not take it")
+
+    async def kept(self) -> list[ImageCacheState]:
+        """What the hosts keep of images that the others have heard last, one sum of each replica that answers."""
+        return [wire.Kept.model_validate_json(body).images for _, body in await self._ask("kept", wire.KeptAsked())]
 
     def wanted(self, host_id: str, room: int) -> list[Collect]:
         """Others' wishes to this host that were not given away yet; each is given once."""

@@ -8,7 +8,7 @@ import binascii
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -61,8 +61,8 @@ class Records:
     watching: Alerts
     version: str
     shared: bool
-    image_caches: Mapping[str, ImageCacheState] = field(default_factory=dict)
-    """By host, as its newest poll to this replica has said."""
+    images_kept: Callable[[], Awaitable[ImageCacheState]]
+    """What all hosts keep of images, summed."""
     collecting: Callable[[bool], Awaitable[CollectedArtifacts]] | None = None
     """`await collecting(dry_run)`."""
     streams: int = 0
@@ -181,7 +181,7 @@ class Records:
 
     async def _look(self) -> None:
         metrics, meter, now = self.meter.metrics, self.meter, self.clock.now()
-        census, alerts = await self._census(), await self.store.read(stored.open_alerts)
+        census, alerts, kept = await self._census(), await self.store.read(stored.open_alerts), await self.images_kept()
         # No await from here on: another look would find half of this one.
         metrics.clear(m.SANDBOXES, m.HOSTS, m.ALERTS)
         for state, class_name, count in census:
@@ -200,23 +200,21 @@ class Records:
                 metrics.put(spec, getattr(vector, name), name)
         for alert in alerts:
             metrics.put(m.ALERTS, metrics.value(m.ALERTS, alert.severity) + 1, alert.severity)
-        self._put_images()
+        self._put_images(kept)
         metrics.put(m.EVENT_STREAMS, self.streams)
         lengths = {"store": meter.storing, "polls": meter.parked, "creates": meter.creating, "requests": meter.in_flight}
         for queue, length in {**lengths, "edges": self.routes.followers}.items():
             metrics.put(m.WAITING, length, queue)
         process.look(metrics, version=self.version)
 
-    def _put_images(self) -> None:
-        known = {advert.host.id for advert in self.directory.adverts() if advert.host.admin is not Admin.DISABLED}
-        found = [state for host_id, state in self.image_caches.items() if host_id in known]
+    def _put_images(self, kept: ImageCacheState) -> None:
         put = self.meter.metrics.put
         for what in ("tree", "blob"):
-            put(m.IMAGE_BYTES, sum(getattr(state, f"{what}_bytes") for state in found), f"{what}s")
+            put(m.IMAGE_BYTES, getattr(kept, f"{what}_bytes"), f"{what}s")
         for what in ("trees", "blobs", "quarantined", "pinned"):
-            put(m.IMAGE_ENTRIES, sum(getattr(state, what) for state in found), what)
+            put(m.IMAGE_ENTRIES, getattr(kept, what), what)
         for name, how in (("hits", "hit"), ("fetches", "fetched")):
-            put(m.IMAGE_USES, sum(getattr(state, name) for state in found), how)
+            put(m.IMAGE_USES, getattr(kept, name), how)
 
     async def _census(self) -> Sequence[tuple[str, str, int]]:
         began = time.perf_counter()

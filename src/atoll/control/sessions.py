@@ -31,6 +31,7 @@ from atoll.control.directory import Directory
 from atoll.control.enrollment import facts_of
 from atoll.control.holdings import Held
 from atoll.control.hub import Hub
+from atoll.control.image_caches import ImageCaches
 from atoll.control.inspection import Findings, Inspection
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
@@ -113,8 +114,7 @@ class Sessions:
         self._deliveries = Deliveries(store, clock, reconciler, orders)
         self._inspection = Inspection(stepped_s)
         self._sessions: dict[str, _Session] = {}
-        self.image_caches: dict[str, wire.ImageCacheState] = {}
-        """By host: what the newest poll to this replica has said of its images."""
+        self.image_caches = ImageCaches(directory, peers)
 
     async def host_of(self, credential: str) -> Host:
         """The host of this credential. *Errors*: Refused CREDENTIAL_REVOKED."""
@@ -325,8 +325,7 @@ class Sessions:
         The first poll that comes to this replica after one to another is always committed, with its number: that is how the other one
         learns that what it has parked is not the newest any more, and how both know a late poll for one.
         """
-        if poll.health.image_cache is not None:
-            self.image_caches[host.id] = poll.health.image_cache
+        self.image_caches.hear(host.id, poll)
         problems = tuple(check.id for check in poll.health.checks if check.fatal and not check.ok)
         if poll.health.quarantined:
             problems = (*problems, "inventory.quarantine")

@@ -97,15 +97,15 @@ USED: Final = Spec("atoll_used", "What placements on them hold, summed.", (_RESO
 ALERTS: Final = Spec("atoll_alerts", "Open alerts.", (("severity", "`info`, `warning`, `critical`"),))
 IMAGE_BYTES: Final = Spec(
     "atoll_host_image_bytes",
-    "What hosts keep of images, by their newest polls to this process, summed.",
+    "What hosts keep of images, by their newest polls, summed over the deployment.",
     (("what", "`trees`: unpacked, `blobs`: as fetched"),),
 )
 IMAGE_ENTRIES: Final = Spec(
-    "atoll_host_image_entries", "How many images and blobs hosts keep, by their newest polls to this process, summed.", (_KEPT,)
+    "atoll_host_image_entries", "How many images and blobs hosts keep, by their newest polls, summed over the deployment.", (_KEPT,)
 )
 IMAGE_USES: Final = Spec(
     "atoll_host_image_uses",
-    "Starts on hosts since their agents began, by their newest polls to this process, summed.",
+    "Starts on hosts since their agents began, by their newest polls, summed over the deployment.",
     (("how", "`hit`: the image was ready, `fetched`: it was not"),),
 )
 WAITING: Final = Spec(

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import Field
 
-from atoll.wire.agent import Collect, Message
+from atoll.wire.agent import Collect, ImageCacheState, Message
 
 MESSAGE_BYTES_MAX: Final = 384 << 10
 """More than an agent's message, which one of these may carry."""
@@ -30,6 +30,16 @@ class Waiting(Message):
 
     host_id: str
     wish_id: str
+
+
+class KeptAsked(Message):
+    """Body of /kept: what do the hosts keep of images whose newest polls came to you? Answered by `Kept`."""
+
+
+class Kept(Message):
+    """The sum over these hosts."""
+
+    images: ImageCacheState
 
 
 class Came(Message):
