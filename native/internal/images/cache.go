@@ -30,9 +30,18 @@ type Unpacked struct {
 	CreatedAt string `json:"created_at"`
 	// OwnBytes is what the tree does not share with the one that it was made from.
 	OwnBytes int64 `json:"own_bytes"`
+	// Shares are the trees that it shares the rest with, those that came first first: when one of them goes, what was its own is still
+	// held by this one.
+	Shares []Share `json:"shares,omitempty"`
 	// Chain is what the tree is made of, in this order: the image below (or ""), then each layer's DiffID. Only trees that other
 	// trees may be made from have it.
 	Chain []string `json:"chain,omitempty"`
+}
+
+// Share is how many bytes are shared with a tree that are not of the trees which that one was made from.
+type Share struct {
+	Digest string `json:"digest"`
+	Bytes  int64  `json:"bytes"`
 }
 
 // Base is a tree that the host has ready-made, for images that stand on one.
@@ -105,7 +114,7 @@ func build(ctx context.Context, store *Store, digest, unfinished string, how Mak
 		return nil, failure(CodeInternal, err, "a tree cannot be made")
 	}
 	chain := append([]string{image.base}, config.RootFS.DiffIDs...)
-	first, shared, err := begin(image, chain, filepath.Dir(unfinished), rootfs, how.Base)
+	first, shares, err := begin(image, chain, filepath.Dir(unfinished), rootfs, how.Base)
 	if err != nil {
 		return nil, err
 	}
@@ -114,9 +123,13 @@ func build(ctx context.Context, store *Store, digest, unfinished string, how Mak
 	if err != nil {
 		return nil, err
 	}
+	own := size
+	for _, share := range shares {
+		own -= share.Bytes
+	}
 	made := &Unpacked{
 		Name: "sha256", Recipe: strings.TrimPrefix(digest, "sha256:"), Digest: digest, SizeBytes: size, Entries: entries,
-		Arch: machines[platform.Architecture], CreatedAt: time.Now().UTC().Format(time.RFC3339), OwnBytes: max(0, size-shared), Chain: chain,
+		Arch: machines[platform.Architecture], CreatedAt: time.Now().UTC().Format(time.RFC3339), OwnBytes: max(0, own), Shares: shares, Chain: chain,
 	}
 	content, err := json.MarshalIndent(made, "", "  ")
 	if err != nil {
@@ -164,28 +177,31 @@ func readUnpacked(directory string) (*Unpacked, error) {
 }
 
 // begin fills a new tree with what there is already: the tree that has most of the image's layers, else the ready-made one below
-// them. It answers how many layers are in, and how many bytes are shared.
+// them. It answers how many layers are in, and what is shared.
 //
 // Only trees with all layers from elsewhere count, since what guests need comes after these.
-func begin(image *Image, chain []string, cache, rootfs string, base Base) (layers int, shared int64, err error) {
+func begin(image *Image, chain []string, cache, rootfs string, base Base) (layers int, shares []Share, err error) {
 	if below := longest(cache, chain, 1+image.outside); below != nil {
 		from := filepath.Join(cache, below.Recipe, "rootfs")
-		if cloneTree(from, rootfs) == nil && isWhole(rootfs, below) {
-			return len(below.Chain) - 1, below.SizeBytes, nil
+		copied, err := cloneTree(from, rootfs)
+		if err == nil && isWhole(rootfs, below) {
+			// What had to be copied is taken for the newest part of it.
+			return len(below.Chain) - 1, append(below.Shares, Share{below.Digest, max(0, below.OwnBytes-copied)}), nil
 		}
 		// It was being removed, or is broken: without it, then.
 		if err := emptied(rootfs); err != nil {
-			return 0, 0, failure(CodeInternal, err, "a tree cannot be made")
+			return 0, nil, failure(CodeInternal, err, "a tree cannot be made")
 		}
 	}
 	if image.base == "" {
-		return 0, 0, nil
+		return 0, nil, nil
 	}
-	if err := cloneTree(base.Tree, rootfs); err != nil {
-		return 0, 0, failure(CodeInternal, err, "the ready-made image %s cannot be shared", base.Digest)
+	copied, err := cloneTree(base.Tree, rootfs)
+	if err != nil {
+		return 0, nil, failure(CodeInternal, err, "the ready-made image %s cannot be shared", base.Digest)
 	}
-	_, shared, err = countOf(rootfs)
-	return 0, shared, err
+	_, size, err := countOf(rootfs)
+	return 0, []Share{{base.Digest, max(0, size-copied)}}, err
 }
 
 // longest finds the tree of the cache whose chain is the longest beginning of this one, of at least so many parts.

@@ -18,11 +18,15 @@ type clone struct {
 	from, to string
 	// copied is where a file with several names was copied to.
 	copied map[uint64]string
+	// bytes are those of all that were copied.
+	bytes int64
 }
 
-func cloneTree(from, to string) error {
+// cloneTree answers how many bytes had to be copied.
+func cloneTree(from, to string) (int64, error) {
 	c := &clone{from: from, to: to, copied: make(map[uint64]string)}
-	return c.directory(".")
+	err := c.directory(".")
+	return c.bytes, err
 }
 
 // directory makes one, with all that is in it; its times come last, since making files in it sets them anew.
@@ -69,6 +73,7 @@ func (c *clone) name(name string) error {
 	switch info.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		err = copyFile(source, target)
+		c.bytes += info.Size
 	case unix.S_IFLNK:
 		err = copyLink(source, target)
 	case unix.S_IFIFO:

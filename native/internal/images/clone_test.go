@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -112,6 +113,16 @@ func TestALayerMoreSharesTheRest(t *testing.T) {
 	if made.OwnBytes >= made.SizeBytes || len(made.Chain) != 3 {
 		t.Errorf("%+v", made)
 	}
+	if want := []Share{{record.Digest, below.OwnBytes}}; !slices.Equal(made.Shares, want) || below.Shares != nil || below.OwnBytes != below.SizeBytes {
+		t.Errorf("it shares %v, want %v", made.Shares, want)
+	}
+	third, err := Unpack(t.Context(), store, derive(t, store, more, outside, map[string]string{"third": "3"}), cache, Making{Limits: unpack.DefaultLimits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []Share{{record.Digest, below.OwnBytes}, {more, made.OwnBytes}}; !slices.Equal(third.Shares, want) {
+		t.Errorf("the third shares %v, want %v", third.Shares, want)
+	}
 }
 
 func TestWithoutTheTreeBelowAllLayersAreTaken(t *testing.T) {
@@ -182,8 +193,12 @@ func TestAReadyMadeImageIsSharedAndNamed(t *testing.T) {
 	if _, err := Unpack(t.Context(), store, more, cache, Making{Limits: unpack.DefaultLimits}); CodeOf(err) != CodeUnavailable {
 		t.Fatalf("without the ready-made image: %v", err)
 	}
-	if _, err := Unpack(t.Context(), store, more, cache, Making{Base: Base{Digest: digest, Tree: base}, Limits: unpack.DefaultLimits}); err != nil {
+	made, err := Unpack(t.Context(), store, more, cache, Making{Base: Base{Digest: digest, Tree: base}, Limits: unpack.DefaultLimits})
+	if err != nil {
 		t.Fatal(err)
+	}
+	if want := []Share{{digest, int64(len("hello"))}}; !slices.Equal(made.Shares, want) {
+		t.Errorf("it shares %v, want %v", made.Shares, want)
 	}
 	tree := treeOf(cache, more)
 	if inode(t, tree+"/etc/motd") != inode(t, base+"/etc/motd") || inode(t, tree+"/etc/same") != inode(t, base+"/etc/motd") {
@@ -227,8 +242,8 @@ func TestFilesOfAnotherFileSystemAreCopied(t *testing.T) {
 	if err := errors.Join(os.WriteFile(other+"/a", []byte("a"), 0o604), os.Chmod(other+"/a", 0o604), os.Link(other+"/a", other+"/b"), os.Symlink("a", other+"/c")); err != nil {
 		t.Fatal(err)
 	}
-	if err := cloneTree(other, to); err != nil {
-		t.Fatal(err)
+	if copied, err := cloneTree(other, to); err != nil || copied != 1 {
+		t.Fatal(copied, err)
 	}
 	info, err := os.Stat(to + "/a")
 	if err != nil || info.Mode().Perm() != 0o604 || content(t, to+"/a") != "a" || inode(t, to+"/a") != inode(t, to+"/b") {

@@ -44,7 +44,9 @@ class CachedImage:
     size_bytes: int
     entries: int
     own_bytes: int = 0
-    """What it does not share with the tree that it was made from; all of it where nothing is said."""
+    """What it does not share with the trees that it was made from; all of it where nothing is said."""
+    shares: tuple[tuple[str, int], ...] = ()
+    """Trees that it shares the rest with, by digest, with how many bytes that are not of the trees before. See shares.py."""
 
     @property
     def rootfs(self) -> Path:
@@ -63,6 +65,7 @@ def _manifest(directory: Path) -> CachedImage:
             int(content["size_bytes"]),
             int(content["entries"]),
             int(content.get("own_bytes", content["size_bytes"])),
+            tuple((str(share["digest"]), int(share["bytes"])) for share in content.get("shares", ())),
         )
         recipe = content["recipe_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from atoll.base.errors import Code, Refused
 from atoll.images.cache import OWN, CachedImage, ImageCache, verify
 from atoll.images.policy import Policy, load, save
+from atoll.images.shares import held
 from atoll.images.unpacking import Unpacking
 
 PINS_MAX: Final = 1000
@@ -34,7 +35,7 @@ class Entry:
     """Of the recipe that it was made by; `sha256`: made of blobs."""
     size_bytes: int
     own_bytes: int
-    """What it shares with no other."""
+    """What it holds of the disk: what several share is held by one of them."""
     used_at: float
     pinned: bool
     in_use: bool
@@ -69,19 +70,20 @@ class Shelf:
 
     def entries(self) -> list[Entry]:
         """All that is ready, used last first; blocks."""
-        policy, used = load(self._policy), self._in_use()
+        policy, used, known = load(self._policy), self._in_use(), list(self._cache.all())
+        sizes = held(known)
         found = [
             Entry(
                 digest=image.digest,
                 name=image.name,
                 size_bytes=image.size_bytes,
-                own_bytes=image.own_bytes,
+                own_bytes=sizes[image.digest],
                 used_at=_mtime(image.directory),
                 pinned=image.digest in policy.pins,
                 in_use=image.digest in used or self._unpacking.is_pinned(image.digest),
                 own=image.directory.parent.name == OWN,
             )
-            for image in self._cache.all()
+            for image in known
         ]
         return sorted(found, key=lambda one: (-one.used_at, one.digest))
 
@@ -179,8 +181,11 @@ class Shelf:
             case "verify":
                 return {"problems": await self.verify()}
             case "prune":
+                before = await asyncio.to_thread(lambda: list(self._cache.all()))
                 went = await self.prune(everything=bool(request.get("all")), dry_run=bool(request.get("dry_run")))
-                return {"images": [asdict(one) for one in went], "bytes": sum(one.own_bytes for one in went)}
+                rest = [image for image in before if image.digest not in {one.digest for one in went}]
+                freed = sum(held(before).values()) - sum(held(rest).values())
+                return {"images": [asdict(one) for one in went], "bytes": freed}
             case "pin":
                 self.pin(str(request.get("digest")))
                 return {"pinned": True}

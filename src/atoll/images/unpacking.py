@@ -21,6 +21,7 @@ from atoll.images import assembling, blobs
 from atoll.images.cache import OWN, CachedImage, ImageCache
 from atoll.images.carrier import Carrier
 from atoll.images.policy import BLOBS_MIB_MAX, SIZE_MIB_MAX, Policy, load
+from atoll.images.shares import held
 from atoll.images.trust import Trust
 
 DOOMED: Final = ".doomed-"
@@ -151,25 +152,30 @@ class Unpacking:
         that went, or would go. `made`: the image that the caller has pinned and whose tree is ready. *Errors*: Refused SETUP_FAILED when the policy's file is broken: then nothing went.
         """
         policy = policy or self._limits()
-        own = await asyncio.to_thread(lambda: [image for image in cache.all() if image.directory.parent == self.directory / OWN])
-        total = sum(image.own_bytes for image in own)
+        known = await asyncio.to_thread(lambda: {image.digest: image for image in cache.all()})
+        own = [image for image in known.values() if image.directory.parent == self.directory / OWN]
         removed: list[str] = []
         for image in sorted(own, key=_used_at):
             # At 0 all goes: also what shares every byte with another, and so counts for nothing.
-            if policy.trees_mib_max and total <= policy.trees_mib_max << 20:
+            if policy.trees_mib_max and self._held(known) <= policy.trees_mib_max << 20:
                 break
             # No await from here to the rename: nobody can pin the image, look it up and note its use in between.
             if image.digest in policy.pins or image.digest in self._pins or image.digest in in_use():
                 continue
             if not dry_run:
                 await asyncio.to_thread(shutil.rmtree, self.doom(image))
-            total -= image.own_bytes
+            del known[image.digest]
             removed.append(image.digest)
         if self._objects is not None and not dry_run and not self._running and not self._fetching and not self._pins.keys() - {made}:
             # Whoever has pinned an image may be between its blobs and its tree: nobody is now.
             kept = {name for digest in policy.pins for name in blobs.blobs_of(self._carrier.store, digest)}
             blobs.trim(self._carrier.store, size_bytes_max=policy.blobs_mib_max << 20, kept=kept)
         return removed
+
+    def _held(self, known: Mapping[str, CachedImage]) -> int:
+        """What the instance's own trees take of the disk, each file once."""
+        sizes = held(known.values())
+        return sum(sizes[digest] for digest, image in known.items() if image.directory.parent == self.directory / OWN)
 
     def _limits(self) -> Policy:
         if self._policy is not None:

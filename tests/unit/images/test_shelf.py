@@ -95,6 +95,36 @@ async def test_all_goes_also_what_shares_every_byte(host: Host) -> None:
     assert host.has() == set()
 
 
+def say(host: Host, digest: str, **what: object) -> None:
+    """In a tree's manifest, as the program that makes trees says it."""
+    manifest = host.path / "own" / "sha256" / digest.removeprefix("sha256:") / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **what}))
+    os.utime(manifest.parent, (1000 + int(digest[-1]), 1000 + int(digest[-1])))
+
+
+async def test_what_two_trees_share_counts_for_the_one_that_is_left(host: Host) -> None:
+    say(host, ONE, own_bytes=3 << 20)
+    say(host, TWO, own_bytes=0, shares=[{"digest": ONE, "bytes": 3 << 20}])
+    say(host, THREE, own_bytes=10)
+    assert (await do(host, "ls"))["sum"]["tree_bytes"] == (3 << 20) + 10
+    await do(host, "pin", digest=TWO)
+    await do(host, "pin", digest=THREE)
+    went = await do(host, "prune", all=True)
+    assert ([one["digest"] for one in went["images"]], went["bytes"]) == ([ONE], 0), "nothing came free: the other one has it"
+    found = await do(host, "ls")
+    assert {one["digest"]: one["own_bytes"] for one in found["images"]} == {TWO: 3 << 20, THREE: 10}
+    assert found["sum"]["tree_bytes"] == (3 << 20) + 10
+
+
+async def test_trees_go_until_what_is_left_is_within_the_limit(host: Host) -> None:
+    say(host, ONE, own_bytes=3 << 20)
+    say(host, TWO, own_bytes=0, shares=[{"digest": ONE, "bytes": 3 << 20}])
+    say(host, THREE, own_bytes=10)
+    await do(host, "limit", trees_mib=1)
+    went = await do(host, "prune")
+    assert ([one["digest"] for one in went["images"]], went["bytes"]) == ([ONE, TWO], 3 << 20)
+
+
 async def test_a_limit_holds_from_the_next_collection_on(host: Host) -> None:
     make(host.path / "own", "sha256:" + "4" * 64, body="x" * (2 << 20))
     assert (await do(host, "limit", trees_mib=1)) == {"treesMib": 1, "blobsMib": policy.BLOBS_MIB_MAX}
