@@ -165,6 +165,30 @@ def test_images_of_a_host_are_shown_pinned_and_pruned(instance: Instance, client
     assert not (instance.layout.blobs / "blobs" / "sha256" / image.removeprefix("sha256:")).exists()
 
 
+@pytest.mark.parametrize("verb", ["suspend", "pause"])
+def test_pruning_takes_nothing_from_a_sandbox_at_rest(instance: Instance, client: Client, tmp_path: Path, verb: str) -> None:
+    """All is pruned, by an agent that has begun anew, while its image is wanted by what is saved only: it comes back, and reads what it has not read before."""
+    name, content = f"t-{uuid.uuid4().hex[:12]}", os.urandom(1 << 20)
+    image = Image([oci.busybox(), oci.layer(Entry("data", content))], {"Env": ["PATH=/bin"]})
+    instance.run("template", "import", name, f"oci-layout:{image.write(tmp_path / name)}")
+    digest = instance.json("template", "get", name, "--json")["image"]
+    sandbox = instance.create("--template", name)
+    instance.exec(sandbox, "/bin/sh", "-c", "echo kept >/tmp/written")
+    assert client.http.post(f"/v1/sandboxes/{sandbox}/{verb}").status_code == 200
+    before = instance.pid("agent")
+    kill(instance, "agent")
+    until(lambda: instance.pid("agent") not in (None, before), within_s=60)
+    instance.until_well()
+    assert digest not in {one["digest"] for one in instance.json("image", "prune", "--all", "--json")["images"]}
+    (listed,) = [one for one in instance.json("image", "ls", "--json")["images"] if one["digest"] == digest]
+    assert listed["in_use"]
+    assert client.http.post(f"/v1/sandboxes/{sandbox}/resume").status_code == 200
+    read = "cat /tmp/written; busybox wc -c </data; busybox md5sum </data"
+    assert instance.exec(sandbox, "/bin/sh", "-c", read).split()[:3] == ["kept", str(len(content)), hashlib.md5(content).hexdigest()]
+    instance.run("sandbox", "rm", sandbox)
+    until(lambda: digest in {one["digest"] for one in instance.json("image", "prune", "--all", "--json")["images"]}, within_s=30)
+
+
 @pytest.mark.parametrize("with_program", [False, True])
 def test_an_agent_that_is_killed_while_it_unpacks_goes_on(
     instance: Instance, client: Client, tmp_path: Path, *, with_program: bool

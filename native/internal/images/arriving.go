@@ -129,8 +129,9 @@ func (s *Store) through(ctx context.Context, get getter, want Descriptor, came f
 	}()
 	err = s.complete(ctx, coming, get, want)
 	givenUp := errors.Is(context.Cause(ctx), errGivenUp)
-	if code := CodeOf(err); err != nil && (givenUp || code == CodeDiskFull || code == CodeCorrupt) {
-		// There is no going on from a full disk's last bytes, or from wrong ones (which are in quarantine).
+	full := CodeOf(err) == CodeDiskFull || CodeOf(context.Cause(ctx)) == CodeDiskFull
+	if err != nil && (givenUp || full || CodeOf(err) == CodeCorrupt) {
+		// There is no going on from wrong bytes (which are in quarantine); a disk that is full, be it by another layer, is to be less so.
 		_ = os.Remove(name)
 	}
 	unlocked()
