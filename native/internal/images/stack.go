@@ -14,7 +14,7 @@ import (
 // Theory of operation. Layers are read side by side, in their order and at most `parallel` at a time, each as it comes where it is
 // fetched. The first goes straight into the tree; the others are staged (package unpack) and put on top in their order when they have been
 // read to their end and are what they should be: by renames, so that nothing is written twice. The tree itself appears only when all are
-// in.
+// in. Source: docs/adr/0029.
 type stack struct {
 	store  *Store
 	image  *Image

@@ -54,7 +54,7 @@ class Carrier:
         self, digest: str, cache: Path, *, base: tuple[str, Path] | None = None, objects: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Have the image's root file system in the cache. `base`: digest and tree of the ready-made image that it stands on. `objects`: where
-        layers that the store has not are fetched from, side by side, and unpacked as they come; None: the store has all.
+        layers that the store has not are fetched from, side by side, and unpacked as they come (docs/adr/0029); None: the store has all.
 
         *Errors*: as `pull`. *Idempotency*: what a run that was cut off has got of a layer is where the next one goes on.
         """
