@@ -190,7 +190,7 @@ async def test_deleting(store: Store, ours: Team, tmp_path: Path, put: Callable[
 async def test_what_killed_pulls_left_goes_and_what_is_being_written_stays(store: Store, tmp_path: Path) -> None:
     part = imports(store, tmp_path, answer={})
     await part.tidy()
-    pulled = unfinished(part, "blob-1", age_s=0)
+    pulled = unfinished(part, "fetch-1", age_s=0)
     coming, left = unfinished(part, "layer-dlv_1", age_s=30), unfinished(part, "layer-dlv_2", age_s=3600)
     async with part.keeping():
         await part.tidy()
@@ -204,7 +204,7 @@ async def test_what_killed_pulls_left_goes_and_what_is_being_written_stays(store
 
 async def test_a_pull_that_began_while_tidying_waited_is_spared(store: Store, tmp_path: Path) -> None:
     part = imports(store, tmp_path, answer={})
-    pulled = unfinished(part, "blob-1", age_s=0)
+    pulled = unfinished(part, "fetch-1", age_s=0)
     await part.collecting.acquire()
     tidying = asyncio.create_task(part.tidy())
     await asyncio.sleep(0)

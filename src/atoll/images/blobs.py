@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-PULLED: Final = "blob-"
+PULLED: Final = "fetch-"
 """How the image program begins the names of what it pulls."""
 IDLE_S: Final = 600.0
 """Nobody writes any more to what has not been written to for so long: each part of a layer that comes from a host is one."""

@@ -150,7 +150,7 @@ async def test_blobs_that_nothing_needs_go(tmp_path: Path) -> None:
     (place / ONE.removeprefix("sha256:")).write_text(json.dumps(manifest))
     for name in ("c" * 64, "d" * 64, "e" * 64):
         (place / name).write_text("12345")
-    (tmp_path / "partial" / "blob-1").write_text("12345")
+    (tmp_path / "partial" / "fetch-1").write_text("12345")
     library = Library(tmp_path, Folder(tmp_path), lambda: NOW)
     assert (await library.collect([ONE, "sha256:not-there"])).size == 5
     assert sorted(path.name[0] for path in place.iterdir()) == ["1", "c", "d"]
