@@ -78,11 +78,14 @@ def test_the_code_interpreter_in_python(interpreter: None) -> None:
         assert sandbox.run_code("import pandas\nint(pandas.read_csv('/home/user/a.csv').n.sum())").text == "3"
 
 
-def test_the_code_interpreter_in_javascript(product: Product, interpreter: None) -> None:
-    script = ROOT / "tests" / "e2e" / "js" / "templates" / "interpreter.mjs"
-    command = [ROOT / "build" / "tools" / "node", "--test", script]
-    ran = subprocess.run(command, env={**os.environ, **product.environment}, capture_output=True, text=True, timeout=300, check=False)
+def javascript(product: Product, name: str) -> None:
+    command = [ROOT / "build" / "tools" / "node", "--test", ROOT / "tests" / "e2e" / "js" / "templates" / f"{name}.mjs"]
+    ran = subprocess.run(command, env={**os.environ, **product.environment}, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, f"{ran.stdout[-6000:]}\n{ran.stderr[-2000:]}"
+
+
+def test_the_code_interpreter_in_javascript(product: Product, interpreter: None) -> None:
+    javascript(product, "interpreter")
 
 
 def size(picture: bytes) -> tuple[int, int]:
@@ -129,6 +132,54 @@ def test_mouse_keyboard_and_windows(desktop: Desktop) -> None:
         click(600, 600)
     desktop.press("esc")
     desktop.scroll("down", 3)
+
+
+def geometry(desktop: Desktop, window: str) -> dict[str, int]:
+    shown = desktop.commands.run(f"xdotool getwindowgeometry --shell {window}").stdout
+    return {name: int(value) for name, value in (line.split("=") for line in shown.split())}
+
+
+def test_a_button_that_is_held_moves_a_window(desktop: Desktop) -> None:
+    desktop.launch("xterm")
+    (window,) = wait_for_windows(desktop, "xterm")
+    before = geometry(desktop, window)
+    desktop.move_mouse(before["X"] + 100, before["Y"] - 8)
+    desktop.mouse_press()
+    for step in (1, 2):
+        desktop.move_mouse(before["X"] + 100 + 40 * step, before["Y"] - 8 + 30 * step)
+    desktop.mouse_release()
+    desktop.wait(1000)
+    moved = geometry(desktop, window)
+    assert abs(moved["X"] - before["X"] - 80) < 30, (before, moved)
+    assert abs(moved["Y"] - before["Y"] - 60) < 30, (before, moved)
+    assert desktop.get_window_title(desktop.get_current_window_id()) == desktop.get_window_title(window)
+
+
+def wait_for_windows(desktop: Desktop, application: str) -> list[str]:
+    until = time.monotonic() + 90
+    while not (found := desktop.commands.run(f"xdotool search --onlyvisible --class {application} || true").stdout.split()):
+        assert time.monotonic() < until, application
+        time.sleep(0.5)
+    assert desktop.get_application_windows(application) == found
+    return found
+
+
+def test_one_window_is_streamed(desktop: Desktop) -> None:
+    desktop.launch("xterm")
+    window = wait_for_windows(desktop, "xterm")[0]
+    shown = geometry(desktop, window)
+    desktop.stream.start(window_id=window)
+    # After the versions and an open door RFB says the size of what it shows.
+    probe = (
+        "import socket, struct; s = socket.create_connection(('127.0.0.1', 5900)); s.sendall(s.recv(12)); s.recv(s.recv(1)[0]); "
+        "s.sendall(b'\\x01'); s.recv(4); s.sendall(b'\\x01'); print(*struct.unpack('>HH', s.recv(4)))"
+    )
+    assert desktop.commands.run(f'python3 -c "{probe}"').stdout.split() == [str(shown["WIDTH"]), str(shown["HEIGHT"])]
+    desktop.stream.stop()
+
+
+def test_a_desktop_in_javascript(product: Product, desktop: Desktop) -> None:
+    javascript(product, "desktop")
 
 
 def test_a_file_is_opened(desktop: Desktop) -> None:

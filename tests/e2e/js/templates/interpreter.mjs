@@ -75,3 +75,31 @@ test('what takes too long ends, and the next execution is answered', async () =>
   await assert.rejects(sandbox.runCode('import time\ntime.sleep(600)', { context, timeoutMs: 1000 }), /timeout|timed out/i)
   assert.equal((await sandbox.runCode('1 + 1', { context, timeoutMs: 60_000 })).text, '2')
 })
+
+const DOT = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=='
+
+test('pictures come from every language that makes them', async () => {
+  const python = await sandbox.runCode(`import base64\nfrom IPython.display import Image, SVG, display\ndisplay(Image(base64.b64decode('${DOT}')))\nSVG('<svg xmlns="http://www.w3.org/2000/svg"/>')`)
+  assert.equal(python.results[0].png.replace(/\s/g, ''), DOT)
+  assert.ok(python.results[1].svg.startsWith('<svg'))
+  assert.ok(python.results[1].isMainResult)
+  const js = await sandbox.runCode(`await Deno.jupyter.display({ 'image/png': '${DOT}', 'text/plain': 'a dot' }, { raw: true })`, { language: 'js' })
+  assert.equal(js.error, undefined)
+  assert.equal(js.results[0].png, DOT)
+  assert.equal(js.results[0].text, 'a dot')
+  assert.deepEqual(js.results[0].formats().sort(), ['png', 'text'])
+})
+
+test('a kernel that dies is told, and the next one answers', async () => {
+  for (const [language, end, next] of [
+    ['python', 'import os; os._exit(1)', '40 + 2'],
+    ['python', 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)', '40 + 2'],
+    ['js', 'Deno.kill(Deno.pid, "SIGKILL"); await new Promise(() => {})', '40 + 2'],
+  ]) {
+    const context = await sandbox.createCodeContext({ language })
+    const { error } = await sandbox.runCode(end, { context })
+    assert.equal(error?.name, 'KernelDied', language)
+    assert.equal((await sandbox.runCode(next, { context })).text, '42', language)
+    await sandbox.removeCodeContext(context)
+  }
+})
