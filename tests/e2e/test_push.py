@@ -88,3 +88,33 @@ def test_a_refusal_is_told_before_anything_is_packed(product: Product) -> None:
     for nowhere in ("app:one", "library/app:one", "https://a.test/app"):
         assert "does not say where to push" in push(product, "base", nowhere).stderr
     assert "TEMPLATE_NOT_FOUND" in push(product, "nothere", f"{address}/default/app:one").stderr
+
+
+def test_a_template_goes_out_in_its_layers_and_what_is_shared_goes_once(product: Product, name: str) -> None:
+    address = product.url.removeprefix("http://")
+    repository = f"default/{uuid4().hex[:8]}"
+
+    def pushed(tag: str, *steps: str) -> tuple[dict[str, object], list[str]]:
+        template = Template().from_template("base")
+        for step in steps:
+            template = template.run_cmd(step, user="root")
+        Template.build(template, name, cpu_count=1, memory_mb=512)
+        ran = push(product, name, f"{address}/{repository}:{tag}", "--json")
+        assert ran.returncode == 0, ran.stderr
+        bearer = token(product, f"repository:{repository}:pull")
+        manifest = ask(product, "GET", f"/v2/{repository}/manifests/{tag}", bearer).json()
+        config = ask(product, "GET", f"/v2/{repository}/blobs/{manifest['config']['digest']}", bearer).json()
+        assert len(config["rootfs"]["diff_ids"]) == len(manifest["layers"])
+        return json.loads(ran.stdout), [one["digest"] for one in manifest["layers"]]
+
+    shared = "head -c 3M /dev/urandom >/srv/shared; ln -s shared /srv/link; rm /etc/motd || true"
+    said, first = pushed("one", shared, "echo one >/srv/own; chown user /srv/own")
+    assert (said["layers"], said["sentBytes"]) == (3, said["sizeBytes"])
+    said, second = pushed("two", shared, "echo two >/srv/own")
+    assert second[:2] == first[:2], "what is shared has another digest"
+    assert 0 < int(str(said["sentBytes"])) < 1 << 20
+    ended = imported(product, f"{address}/{repository}:one", product.key, name=f"{name}-back")
+    assert ended["state"] == "ready", ended
+    with Sandbox.create(template=f"{name}-back", timeout=60) as sandbox:
+        shown = sandbox.commands.run("cat /srv/own; stat -c %U /srv/own; readlink /srv/link; stat -c %s /srv/shared; sudo id -un")
+        assert shown.stdout == "one\nuser\nshared\n3145728\nroot\n"

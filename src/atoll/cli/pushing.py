@@ -1,9 +1,11 @@
 """`atoll template push`: a template as an ordinary container image, in a registry.
 
-Theory of operation. A sandbox of the template is made for it, and its files come out as one tar through the guest, whatever the host's
-isolation and wherever its layers are: one layer, with the template's environment, user, directory and start command as its configuration.
-What is mounted over the template's files (/proc, /dev, the guest agent) is left out. The layer waits in a temporary file until its digest is
-known, is sent, and the sandbox is gone before that.
+Theory of operation. The template's own layers come from control, one after the other, and those that the registry has are not sent. What is
+below them, a ready-made image, has no layers: a sandbox of the template that it is is made, and its files come out as one tar through the
+guest, always in the same order, so that the next push has the same layer. A template whose ready-made image no template is any more goes
+out as one layer, packed in the same way. What is mounted over the files (/proc, /dev, the guest agent) is left out. A layer waits in a
+temporary file until its digest is known and it is sent; the sandbox is gone before that. Environment, user, directory and start command of
+the template are the image's configuration.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import secrets
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
@@ -29,7 +31,7 @@ from atoll.cli.session import session
 if TYPE_CHECKING:
     from atoll.client.api import Api
     from atoll.client.guest import Guest
-    from atoll.client.registry import Blob
+    from atoll.client.registry import Blob, Registry
 
 PASSWORD_VARIABLE: Final = "ATOLL_REGISTRY_PASSWORD"  # noqa: S105 - a name
 LIFE_S: Final = 3600
@@ -65,7 +67,7 @@ def push_template(
 
     place = Place.parse(reference)
     password = _password(stdin=password_stdin)
-    with session() as api, tempfile.TemporaryFile() as layer:
+    with session() as api:
         found = api.template(template)
         account = (username or "anybody", password)
         if password is None and username is None and place.address in _own_addresses(api):
@@ -73,21 +75,73 @@ def push_template(
         with Registry(place, username=account[0], password=account[1]) as registry:
             # A wrong password is said before anything is packed.
             registry.has("sha256:" + "0" * 64)
-            packed, processor = _packed(api, found, cast("IO[bytes]", layer), quiet=as_json)
-            config = json.dumps(_configuration(found, processor, packed)).encode()
+            sender = _Sender(api, registry, found, quiet=as_json)
+            tars, processor = sender.send()
+            config = json.dumps(_configuration(found, processor, tars)).encode()
             its = Blob(CONFIG, "sha256:" + hashlib.sha256(config).hexdigest(), len(config))
-            layers: list[Blob] = [Blob(LAYER, packed.digest, packed.size)]
-            if not as_json:
-                typer.echo(f"sending {packed.size} bytes to {place}", err=True)
-            layer.seek(0)
-            registry.blob(layers[0], cast("IO[bytes]", layer))
             registry.blob(its, config)
-            digest = registry.manifest(its, layers)
+            digest = registry.manifest(its, sender.layers)
     if as_json:
-        output.document({"reference": str(place), "digest": digest, "sizeBytes": packed.size})
+        sizes = {"sizeBytes": sum(one.size for one in sender.layers), "sentBytes": sender.sent_bytes, "layers": len(sender.layers)}
+        output.document({"reference": str(place), "digest": digest, **sizes})
         return
     print(digest)
     typer.echo(f"{found['name']} is {place}", err=True)
+
+
+@dataclass(slots=True)
+class _Sender:
+    """Has a template's layers in a registry. *Units*: bytes."""
+
+    api: Api
+    registry: Registry
+    template: dict[str, Any]
+    quiet: bool
+    layers: list[Blob] = field(default_factory=list)
+    sent_bytes: int = 0
+
+    def send(self) -> tuple[list[str], str]:
+        """The digests of the layers' tars, from below, and the processor that the files are for."""
+        image = self.api.template_image(str(self.template["id"]))
+        below: dict[str, Any] | None = self.template
+        own: list[dict[str, Any]] = []
+        if image["layers"]:
+            # None: nothing is below; else whichever template is that image.
+            same = (one for one in self.api.templates() if one["image"] == image["base"])
+            ready = next(same, None) if image["base"] is not None else None
+            if ready is not None or image["base"] is None:
+                below, own = ready, image["layers"]
+        tars, processor = [], str(image["architecture"])
+        if below is not None:
+            with tempfile.TemporaryFile() as file:
+                packed, processor = _packed(self.api, below, cast("IO[bytes]", file), quiet=self.quiet)
+                self._one(LAYER, packed.digest, packed.size, cast("IO[bytes]", file))
+                tars.append(packed.tar_digest)
+        for one in own:
+            if self.registry.has(one["digest"]):
+                self._note(one["mediaType"], one["digest"], one["sizeBytes"])
+            else:
+                with tempfile.TemporaryFile() as file:
+                    self.api.template_layer(str(self.template["id"]), one["digest"], cast("IO[bytes]", file))
+                    self._one(one["mediaType"], one["digest"], one["sizeBytes"], cast("IO[bytes]", file))
+            tars.append(one["tarDigest"])
+        return tars, processor
+
+    def _one(self, kind: str, digest: str, size: int, file: IO[bytes]) -> None:
+        blob = self._note(kind, digest, size)
+        if self.registry.has(digest):
+            return
+        if not self.quiet:
+            typer.echo(f"sending {size} bytes: layer {len(self.layers)}", err=True)
+        file.seek(0)
+        self.registry.blob(blob, file)
+        self.sent_bytes += size
+
+    def _note(self, kind: str, digest: str, size: int) -> Blob:
+        from atoll.client.registry import Blob
+
+        self.layers.append(Blob(kind, digest, size))
+        return self.layers[-1]
 
 
 def _password(*, stdin: bool) -> Secret | None:
@@ -154,7 +208,7 @@ def _pack(guest: Guest, into: IO[bytes]) -> Packed:
     return Packed("sha256:" + hashlib.file_digest(into, "sha256").hexdigest(), size, "sha256:" + whole.hexdigest())  # type: ignore[arg-type]
 
 
-def _configuration(template: dict[str, Any], processor: str, packed: Packed) -> dict[str, Any]:
+def _configuration(template: dict[str, Any], processor: str, tars: list[str]) -> dict[str, Any]:
     env: dict[str, str] = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **(template.get("env") or {})}
     config: dict[str, Any] = {"Env": [f"{name}={value}" for name, value in env.items()], "User": template["defaultUser"]}
     if template.get("defaultWorkdir"):
@@ -166,6 +220,6 @@ def _configuration(template: dict[str, Any], processor: str, packed: Packed) -> 
         "architecture": processor,
         "os": "linux",
         "config": config,
-        "rootfs": {"type": "layers", "diff_ids": [packed.tar_digest]},
-        "history": [{"created": template["updatedAt"], "created_by": f"atoll template push {template['name']}"}],
+        "rootfs": {"type": "layers", "diff_ids": tars},
+        "history": [{"created": template["updatedAt"], "created_by": f"atoll template push {template['name']}"} for _ in tars],
     }

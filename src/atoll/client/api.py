@@ -271,6 +271,22 @@ class Api:
         """One template, by id or alias."""
         return self._call("GET", f"/v1/templates/{_path(reference)}")
 
+    def template_image(self, reference: str) -> Json:
+        """What its files are made of."""
+        return self._call("GET", f"/v1/templates/{_path(reference)}/image")
+
+    def template_layer(self, reference: str, digest: str, into: IO[bytes]) -> None:
+        """The bytes of one of its layers. *Errors*: as `template`; Unavailable when they break off."""
+        path = f"/v1/templates/{_path(reference)}/layers/{_path(digest)}"
+        try:
+            with self._http.stream("GET", path) as answer:
+                if not answer.is_success:
+                    raise failures.of_control(answer.status_code, answer.read())
+                for piece in answer.iter_raw(1 << 20):
+                    into.write(piece)
+        except httpx.TransportError as error:
+            raise failures.unreachable(self._target.url, error, sent=False) from error
+
     def delete_template(self, reference: str) -> Json:
         """Refused while sandboxes use it."""
         return self._call("DELETE", f"/v1/templates/{_path(reference)}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 
-from atoll.base.errors import AtollError, Code
+from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.secret import Secret
 from atoll.control.builds.builds import Builds
 from atoll.control.configuration import Configuration
@@ -13,6 +14,7 @@ from atoll.control.forks import Forks
 from atoll.control.hosts import Hosts
 from atoll.control.imports import Imports
 from atoll.control.keys import Keys
+from atoll.control.layers import Layers, TemplateImage
 from atoll.control.resting import Resting
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, UsagePoint, Why
@@ -173,6 +175,17 @@ class Facade:
 
     async def template(self, caller: Caller, reference: str) -> Template:
         return await self._templates.get(caller, reference)
+
+    async def template_image(self, caller: Caller, reference: str) -> TemplateImage:
+        return await self._layers().of(await self._templates.get(caller, reference))
+
+    async def template_layer(self, caller: Caller, reference: str, digest: str) -> Path:
+        return await self._layers().file(await self._templates.get(caller, reference), digest)
+
+    def _layers(self) -> Layers:
+        if self._imports.library is None:
+            raise Refused(Code.NOT_SUPPORTED, "this control process has no store for images")
+        return Layers(self._imports.library)
 
     async def hosts(self, caller: Caller) -> Sequence[HostView]:
         return await self._hosts.all(caller)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
+from atoll.control.layers import TemplateImage
 from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import AdminEvent, Health, Host
 from atoll.domain.importing import Import, ImportRequest
@@ -347,6 +349,14 @@ class Service(Protocol):
 
     async def template(self, caller: Caller, reference: str) -> Template:
         """By id, alias or `namespace/alias[:tag]`. *Errors*: TEMPLATE_NOT_FOUND, INVALID_REQUEST."""
+        ...
+
+    async def template_image(self, caller: Caller, reference: str) -> TemplateImage:
+        """What its files are made of. *Errors*: as `template`; NOT_SUPPORTED."""
+        ...
+
+    async def template_layer(self, caller: Caller, reference: str, digest: str) -> Path:
+        """The file of one of its layers. *Errors*: as `template_image`; IMAGE_UNAVAILABLE."""
         ...
 
     async def hosts(self, caller: Caller) -> Sequence[HostView]:

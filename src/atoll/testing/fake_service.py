@@ -14,12 +14,14 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import ClientId, HostId, PlacementId, Prefix, SandboxId, TeamId, TemplateId, new_id
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
+from atoll.control.layers import TemplateImage, TemplateLayer
 from atoll.control.service import (
     EVERY_TEAM,
     Caller,
@@ -320,6 +322,16 @@ class FakeService(FakeResting, FakeKeeping):
 
     async def imports(self, caller: Caller) -> Sequence[Import]:
         return [one for one in self.imports_known if one.team_id == caller.team.id]
+
+    async def template_image(self, caller: Caller, reference: str) -> TemplateImage:
+        one = await self.template(caller, reference)
+        return TemplateImage(
+            one.image, (TemplateLayer("sha256:" + "1" * 64, "application/vnd.oci.image.layer.v1.tar", 0, "sha256:" + "1" * 64),)
+        )
+
+    async def template_layer(self, caller: Caller, reference: str, digest: str) -> Path:
+        await self.template(caller, reference)
+        raise Refused(Code.IMAGE_UNAVAILABLE, f"there is no layer {digest[:80]!r}")
 
     async def delete_template(self, caller: Caller, reference: str) -> Template:
         one = await self.template(caller, reference)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
+from fastapi.responses import FileResponse
 
 from atoll.base.units import ZERO
 from atoll.control.api.settings import ApiSettings
@@ -39,6 +40,7 @@ class Deployment:
         for method, path, handler, operation_id, model, tag in (
             ("GET", "/templates", self.templates, "listTemplates", models.TemplateList, "templates"),
             ("GET", "/templates/{reference}", self.template, "getTemplate", models.Template, "templates"),
+            ("GET", "/templates/{reference}/image", self.image, "getTemplateImage", models.TemplateImage, "templates"),
             ("GET", "/hosts", self.hosts, "listHosts", host_models.HostList, "hosts"),
             ("GET", "/hosts/{reference}", self.host, "getHost", host_models.Host, "hosts"),
             ("POST", "/hosts/{reference}/activate", self.activate_host, "activateHost", host_models.Host, "hosts"),
@@ -55,6 +57,15 @@ class Deployment:
             router.add_api_route(
                 path, handler, methods=[method], operation_id=operation_id, response_model=model, tags=[tag], status_code=status
             )
+        router.add_api_route(
+            "/templates/{reference}/layers/{digest}",
+            self.layer,
+            methods=["GET"],
+            operation_id="getTemplateLayer",
+            response_class=FileResponse,
+            responses={200: {"content": {"application/octet-stream": {}}, "description": "The layer's bytes"}},
+            tags=["templates"],
+        )
         return router
 
     async def templates(self, caller: Who, limit: Limit = 100, cursor: Cursor = None) -> Response:
@@ -66,6 +77,16 @@ class Deployment:
     async def template(self, caller: Who, reference: Reference) -> Response:
         """One template, by id or alias."""
         return respond(200, answers.template(await self.service.template(caller, reference)))
+
+    async def image(self, caller: Who, reference: Reference) -> Response:
+        """What a template's files are made of: layers, on a ready-made image or on nothing."""
+        found = await self.service.template_image(caller, reference)
+        layers = [{"digest": one.digest, "mediaType": one.kind, "sizeBytes": one.size, "tarDigest": one.tar_digest} for one in found.layers]
+        return respond(200, {"base": found.base, "architecture": found.processor, "layers": layers})
+
+    async def layer(self, caller: Who, reference: Reference, digest: Reference) -> Response:
+        """The bytes of one of a template's layers."""
+        return FileResponse(await self.service.template_layer(caller, reference, digest), media_type="application/octet-stream")
 
     async def hosts(self, caller: Who, limit: Limit = 100, cursor: Cursor = None) -> Response:
         """The hosts and what is used of them, by name; for operators."""

@@ -373,6 +373,21 @@ class Template(Outgoing):
     last_spawned_at: str | None
 
 
+class TemplateLayer(Outgoing):
+    digest: str
+    media_type: str
+    size_bytes: int
+    tar_digest: str
+
+
+class TemplateImage(Outgoing):
+    """`base`: a ready-made image below the layers, which hosts bring along; null: none."""
+
+    base: str | None
+    architecture: str
+    layers: list[TemplateLayer]
+
+
 class TemplateList(Outgoing):
     items: list[Template]
     next_cursor: str | None
