@@ -86,6 +86,9 @@ def _gather(directory: Path, version: str) -> Path:
     there = {path.stem.replace("-", "_"): path for path in (unpacked / "lib" / "modules" / version).rglob("*.ko")}
     for number, name in enumerate(in_order(MODULES, {name: depends(path) for name, path in there.items()})):
         shutil.copyfile(there[name], made / "modules" / f"{number:02}-{name}.ko")
+    for path in made.rglob("*"):
+        # Machines run as users of their own, whatever the operator's umask is.
+        path.chmod(0o755 if path.is_dir() else 0o644)
     files = {
         str(path.relative_to(made)): {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         for path in sorted(made.rglob("*"))

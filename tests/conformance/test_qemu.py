@@ -1,5 +1,6 @@
 """The qemu driver keeps what the port promises, on this machine: with KVM where a guest boots with it, else without."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,9 +40,14 @@ async def stand(tmp_path, binaries, cache):
     if lack := missing(binaries, cache):
         pytest.skip(f"needs {lack}")
     made = QemuStand(RuntimeKind.QEMU, tmp_path, binaries=binaries, cache=cache)
-    await made.open()
-    yield made
-    await made.close()
+    # The agent's: what machines need of others' files must be theirs to read all the same.
+    usual = os.umask(0o077)
+    try:
+        await made.open()
+        yield made
+        await made.close()
+    finally:
+        os.umask(usual)
 
 
 @pytest.mark.parametrize(

@@ -66,15 +66,17 @@ class Health:
         self._failed: frozenset[str] = frozenset()
 
     async def probe(self) -> None:
-        """Run every driver's probes."""
+        """Run every driver's probes. What one has found counts at once: a machine that is emulated boots for as long as ten containers."""
         self._suspicious = False
         self._probed_at = self._clock.boot()
-        isolations = list(self._drivers)
-        found = await asyncio.gather(*(Registry(driver_checks({i: self._drivers[i]})).run() for i in isolations))
-        self._probed = dict(zip(isolations, found, strict=True))
+        await asyncio.gather(*(self._probe(isolation) for isolation in self._drivers))
         self._tell()
         if self._remember is not None:
             await self._remember(self._isolations())
+
+    async def _probe(self, isolation: Isolation) -> None:
+        found = await Registry(driver_checks({isolation: self._drivers[isolation]})).run()
+        self._probed = {i: found if i is isolation else self._probed[i] for i in self._drivers if i is isolation or i in self._probed}
 
     def suspect(self, code: Code) -> None:
         """A placement failed in a way that may be the host's fault: probe again soon."""
@@ -145,9 +147,8 @@ class Health:
         self._tell()
 
     def _isolations(self) -> list[str]:
-        if not self._probed:
-            return sorted(self.recalled)
-        return [str(i) for i, found in self._probed.items() if all(f.ok or not f.fatal for f in found)]
+        probed = [str(i) for i, found in self._probed.items() if all(f.ok or not f.fatal for f in found)]
+        return sorted([*probed, *(self.recalled - {str(i) for i in self._probed})])
 
     def _of_driver(self, finding: Finding) -> bool:
         return any(finding in found for found in self._probed.values())

@@ -73,6 +73,8 @@ def first_files(kernel: Kernel, guest: Path, directory: Path) -> Path:
         with temporary.open("wb") as file:
             for chunk in archive(kernel.modules, guest):
                 file.write(chunk)
+        # Machines run as users of their own; there is nothing secret in it.
+        temporary.chmod(0o644)
         temporary.replace(target)
     return target
 

@@ -133,3 +133,38 @@ async def test_a_host_that_came_right_before_a_doubt_is_probed_no_sooner_for_it(
     await settled()
     assert driver.probes == 1
     keeping.cancel()
+
+
+async def test_what_one_driver_has_found_counts_while_another_one_still_tries(tmp_path: Path):
+    """A guest that is emulated boots for a long time: those behind other drivers need not wait for it."""
+
+    class Slow(Driver):
+        gate = asyncio.Event()
+
+        async def probe(self):
+            await self.gate.wait()
+            return await super().probe()
+
+    quick, slow = Driver(), Slow(ok=True)
+    facts = HostFacts(arch="x86_64", cpu_count=1, memory_mib=1024, disk_mib=1024)
+    config = AgentConfig(state_directory=tmp_path, control_url="http://127.0.0.1:1", facts=facts)
+    drivers = {Isolation.VM: slow, Isolation.GVISOR: quick}
+    health = Health(config, drivers, Quarantine(), Time(), recalled=["shared-kernel"])
+    health._cheap = Looks()
+    probing = asyncio.create_task(health.probe())
+    await settled()
+    assert (await health.compose()).isolations == ["gvisor"]
+    slow.gate.set()
+    await probing
+    assert (await health.compose()).isolations == ["gvisor", "vm"]
+
+    again = Health(config, drivers, Quarantine(), Time(), recalled=["vm", "gvisor"])
+    again._cheap = Looks()
+    slow.gate.clear()
+    quick.ok = False
+    probing = asyncio.create_task(again.probe())
+    await settled()
+    assert (await again.compose()).isolations == ["vm"], "what an earlier run found counts until this one knows better"
+    slow.gate.set()
+    await probing
+    assert (await again.compose()).isolations == ["vm"]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import stat
 
 import pytest
@@ -78,7 +79,12 @@ def test_the_first_file_system_holds_the_guest_and_the_modules(tmp_path):
     guest = tmp_path / "guest"
     guest.write_bytes(b"program")
     kernel = kernels.look_up(tmp_path)
-    file = kernels.first_files(kernel, guest, tmp_path)
+    usual = os.umask(0o077)
+    try:
+        file = kernels.first_files(kernel, guest, tmp_path)
+    finally:
+        os.umask(usual)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644, "machines have users of their own"
     found = {name: (mode, device, content) for name, mode, device, content in entries(file.read_bytes())}
     assert found["init"] == (stat.S_IFREG | 0o755, (0, 0), b"program")
     assert [content for name, (_, _, content) in found.items() if name.startswith("modules/")] == [b"module", b"more"]

@@ -33,7 +33,7 @@ class MachineConfig:
     firmware: Path = FIRMWARE
     modules: Path = MODULES
     mkfs: Path = MKFS
-    boot_s: dict[Accelerator, float] = field(default_factory=lambda: {Accelerator.KVM: 3.0, Accelerator.TCG: 60.0})
+    boot_s: dict[Accelerator, float] = field(default_factory=lambda: {Accelerator.KVM: 3.0, Accelerator.TCG: 45.0})
     """How long the self-check's guest may take until it answers."""
 
 
