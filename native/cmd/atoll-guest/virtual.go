@@ -73,11 +73,9 @@ func (v *virtual) Wake(unixNano int64, entropy []byte) error {
 func (v *virtual) End() error {
 	go func() {
 		_ = v.users.Thaw()
-		for deadline := time.Now().Add(endPatience); v.users.Signal(syscall.SIGTERM) > 0 && time.Now().Before(deadline); {
+		v.users.Signal(syscall.SIGTERM)
+		for deadline := time.Now().Add(endPatience); v.users.Signal(0) > 0 && time.Now().Before(deadline); {
 			time.Sleep(endLook)
-			if v.users.Signal(0) == 0 {
-				break
-			}
 		}
 		boot.Restart()
 	}()

@@ -11,6 +11,7 @@ Both refuse with IMAGE_CORRUPT; what is not there is IMAGE_UNAVAILABLE. Every tr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,6 +25,8 @@ from atoll.base.errors import Code, Refused
 
 MANIFEST: Final = "manifest.json"
 CURRENT: Final = "current"
+MACHINE_DISK: Final = "machine.erofs"
+"""Beside the tree: the same as one file, for virtual machines, made when one first wants it."""
 OWN: Final = "sha256"
 """The directory of an instance's own images, and the name that their manifests give."""
 MOUNT_POINTS: Final = (".atoll/guest", "etc/resolv.conf", "proc", "sys", "dev", "tmp", "run")
@@ -51,6 +54,13 @@ class CachedImage:
     @property
     def rootfs(self) -> Path:
         return self.directory / "rootfs"
+
+    @property
+    def machine_bytes(self) -> int:
+        """Of the disk that machines have of it, where one was made; it goes with its tree."""
+        with contextlib.suppress(OSError):
+            return (self.directory / MACHINE_DISK).stat().st_size
+        return 0
 
 
 def _manifest(directory: Path) -> CachedImage:

@@ -18,7 +18,8 @@ def held(images: Iterable[CachedImage]) -> dict[str, int]:
     parts: dict[str, int] = {}
     shared: list[tuple[str, str, int]] = []
     for image in sorted(images, key=lambda one: (len(one.shares), one.digest)):
-        found[image.digest] = parts[image.digest] = image.own_bytes
+        parts[image.digest] = image.own_bytes
+        found[image.digest] = image.own_bytes + image.machine_bytes
         shared += [(image.digest, part, size) for part, size in image.shares]
     for holder, part, size in shared:
         if part not in parts:

@@ -5,7 +5,9 @@ import threading
 import pytest
 
 from atoll.base.errors import Code, Refused
-from atoll.drivers.qemu.roots import FILE, NOTE, Roots
+from atoll.drivers.qemu.roots import NOTE, Roots
+from atoll.images.cache import MACHINE_DISK as FILE
+from atoll.images.cache import CachedImage
 
 COUNTS = """#!/bin/sh
 echo made >>{log}
@@ -41,6 +43,13 @@ def test_it_is_made_once(tmp_path, mkfs, image):
     assert Roots(mkfs).of(image) == image / FILE, "another process finds it"
     assert made(tmp_path) == 1
     assert not list(image.glob(f".{FILE}*"))
+
+
+def test_it_counts_with_its_tree(mkfs, image):
+    known = CachedImage("sha256", "sha256:1", image, "x86_64", 7, 1, own_bytes=7)
+    assert known.held_bytes == 7
+    Roots(mkfs).of(image)
+    assert known.held_bytes == 7 + len("content")
 
 
 def test_of_many_at_once_one_makes_it(tmp_path, mkfs, image):

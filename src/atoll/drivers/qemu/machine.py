@@ -60,6 +60,7 @@ class Machines(KeepsNothing):
         self._kernel: kernels.Kernel | None = None
         self._initrd: Path | None = None
         self._tsc_khz = 0
+        self._version = ""
         self.accelerator = Accelerator.TCG
         """What the next machines run on; the driver decides it."""
 
@@ -82,6 +83,7 @@ class Machines(KeepsNothing):
             self._kernel = kernels.look_up(self._config.cache)
             self._initrd = kernels.first_files(self._kernel, self._guest, self._run_dir)
             self._tsc_khz = tsc_khz()
+            self._version = self._ask_version()
         return self._tree, self._kernel, self._initrd
 
     # -- files
@@ -197,7 +199,11 @@ class Machines(KeepsNothing):
         }
 
     def version(self) -> str:
-        """QEMU's version, as it says; a machine's state is understood by the version that wrote it."""
+        """Of the QEMU that machines are started with; a machine's state is understood by the version that wrote it."""
+        self.ready()
+        return self._version
+
+    def _ask_version(self) -> str:
         try:
             done = subprocess.run([str(self.binary), "--version"], capture_output=True, text=True, timeout=10, check=True)
         except (OSError, subprocess.SubprocessError) as error:

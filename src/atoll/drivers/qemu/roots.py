@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.images.cache import MACHINE_DISK as FILE
 
-FILE: Final = "machine.erofs"
 NOTE: Final = "machine.json"
 LOCK: Final = ".machine-lock"
 MAKE_S: Final = 600.0

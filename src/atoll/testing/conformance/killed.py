@@ -19,6 +19,7 @@ from atoll.domain.spec import SaveMode
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Mark, Order
 from atoll.testing.conformance.oci_stand import OciStand
+from atoll.testing.conformance.qemu_stand import QemuStand
 from atoll.testing.conformance.stand import shell
 
 BEGUN = "BEGUN"
@@ -56,7 +57,8 @@ async def run(script: Script) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         passed += 1
 
-    stand = OciStand(script.kind, script.home, binaries=script.binaries, cache=script.cache, identity=script.identity, on_step=on_step)
+    made = QemuStand if script.kind is RuntimeKind.QEMU else OciStand
+    stand = made(script.kind, script.home, binaries=script.binaries, cache=script.cache, identity=script.identity, on_step=on_step)
     await stand.open()
     await stand.driver.prepare(script.order)
     seen = await stand.driver.start(script.order)
