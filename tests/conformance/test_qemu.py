@@ -76,6 +76,11 @@ async def test_qemu_is_nobody_in_a_root_of_its_own(stand) -> None:
     assert sorted(path.name for path in (process / "root").iterdir()) == sorted(
         ["dev", "firmware", "image", "initrd", "kernel", "lib", "lib64", "usr", "vm"]
     )
+    names = {line.partition("=")[0] for line in (process / "environ").read_text().split("\0") if line}
+    assert names <= {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}, names
+    vm = stand.config.state_dir / order.placement_id / "vm"
+    writable = [path.name for path in (vm, *vm.iterdir()) if path.is_dir() and path.stat().st_uid == user_of(seen.address)]
+    assert writable == ["run"], "it can replace nothing that the agent works with"
     nodes = {"null", "urandom", "zero"}
     assert {path.name for path in (process / "root" / "dev").iterdir()} - {"kvm"} == nodes
     assert not (process / "root" / "etc").exists()

@@ -16,6 +16,7 @@ from atoll.domain.spec import SaveMode
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Power
 from atoll.drivers.qemu.machine import VM
+from atoll.drivers.qemu.options import RUN
 from atoll.testing.conformance.killed import USED, Script
 from atoll.testing.conformance.qemu_stand import QemuStand, missing
 from atoll.testing.conformance.stand import shell
@@ -176,7 +177,7 @@ async def test_a_save_that_fails_leaves_its_guest_as_it_was(scene):
         assert refused.value.code is Code.HOST_DISK_FULL
         stand.driver._config = usual
         # A directory in the way of what would be saved: QEMU cannot write it.
-        blocked = usual.state_dir / scene.order.placement_id / VM / "devices"
+        blocked = usual.state_dir / scene.order.placement_id / VM / RUN / "devices"
         blocked.mkdir()
         with pytest.raises(Refused) as refused:
             await stand.driver.save(scene.order, SaveMode.FULL)

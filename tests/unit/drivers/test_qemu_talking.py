@@ -101,6 +101,18 @@ def test_a_monitor_that_breaks_off_is_refused(place, peer, answer):
         machine.ask("stop")
 
 
+def test_what_only_leads_to_a_socket_is_not_followed(place, peer, tmp_path):
+    """QEMU may write where its socket is: somebody who has taken it over leads nobody elsewhere."""
+    monitor(peer, lambda _: said(**{"return": {}}))
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    (trap / qmp.SOCKET).symlink_to(place / qmp.SOCKET)
+    (trap / line.SOCKET).write_text("no socket")
+    with pytest.raises(Refused):
+        qmp.Qmp(trap, code=Code.SAVE_FAILED)
+    assert not line.rest(trap, sync=False, timeout_s=0.1)
+
+
 def test_nobody_there_is_refused(place):
     with pytest.raises(Refused):
         qmp.Qmp(place, code=Code.SAVE_FAILED)

@@ -1,6 +1,7 @@
 """QEMU as a runtime: how a machine is started, saved and brought back. What differs from containers; the rest is `drivers/oci`'s.
 
-Theory of operation. A machine's directory `vm` holds its disk, its memory's file, the small disk that tells it what it is, and two sockets. A save
+Theory of operation. A machine's directory `vm` holds its disk, its memory's file and the small disk that tells it what it is; in `vm/run` QEMU has its
+sockets. It may write these files and make others in `run` alone, and nothing that it makes there is followed or believed. A save
 halts users' processes (the guest does that), then the machine; QEMU writes the devices' state, without memory, in milliseconds; what the machine has
 written of its memory since the last save is gathered into its file (`memory.py`); the files get a second name in what is saved. A restore maps
 that memory privately and copies the disk, so what is saved stays as it was until it is discarded, and whatever clones share stays shared. The guest
@@ -13,6 +14,8 @@ import ctypes
 import json
 import mmap
 import os
+import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -39,7 +42,10 @@ REST_S: Final = 5.0
 SYNC_S: Final = 60.0
 WAKE_S: Final = 20.0
 END_S: Final = 2.0
+DEVICES_BYTES_MAX: Final = 16 << 20
 _LOOK_EVERY_S: Final = 0.002
+ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+"""All that QEMU is told of the agent's."""
 KVM_DEVICE: Final = "c 10:232 rwm"
 
 
@@ -93,7 +99,9 @@ class Machines(KeepsNothing):
         return self._state_dir / container_id / VM
 
     def make_disk(self, directory: Path, disk_mib: int) -> None:
-        (directory / VM).mkdir(exist_ok=True, mode=0o700)
+        (directory / VM).mkdir(exist_ok=True)
+        # Its own user opens what is in it and can replace none of it.
+        (directory / VM).chmod(0o711)
         if not (directory / VM / options.DISK).exists():
             self._disks.take(directory / VM / options.DISK, disk_mib)
 
@@ -123,10 +131,10 @@ class Machines(KeepsNothing):
         assert slot is not None
         vm = launch.directory / VM
         cell = jail.Cell(tree, vm, launch.rootfs, kernel.image, initrd, user_of(slot.address), self.accelerator)
-        for name in (qmp.SOCKET, line.SOCKET):
-            (vm / name).unlink(missing_ok=True)
-        for path in (vm, *vm.iterdir()):
-            os.chown(path, cell.user, cell.user)
+        shutil.rmtree(vm / options.RUN, ignore_errors=True)
+        (vm / options.RUN).mkdir(mode=0o700)
+        for name in (options.RUN, options.DISK, options.CONFIG, options.MEMORY):
+            os.chown(vm / name, cell.user, cell.user, follow_symlinks=False)
         kvm = (KVM_DEVICE,) if self.accelerator is Accelerator.KVM else ()
         limits = Limits(spec.memory_mib + OVERHEAD_MIB[self.accelerator], spec.cpu_millis, THREADS_MAX, devices=True, more_devices=kvm)
         cgroups.make(self._layout, launch.group, limits)
@@ -134,7 +142,7 @@ class Machines(KeepsNothing):
         before = console.stat().st_size if console.exists() else 0
         namespaces.in_fresh_thread(lambda: self._spawn_in_thread(launch, cell, state))
         pid = read_pid(launch.directory)
-        if pid is None or not qmp.wait_until_there(vm, pid, timeout_s=THERE_S):
+        if pid is None or not qmp.wait_until_there(vm / options.RUN, pid, timeout_s=THERE_S):
             raise Refused(Code.START_FAILED, f"{self.binary.name} ended or has no monitor: {last_words(console, before)}")
         return pid
 
@@ -157,7 +165,7 @@ class Machines(KeepsNothing):
             )
             groups = cgroups.directories(self._layout, launch.group)
             command = jail.command(cell, groups, launch.directory / PID_FILE, options.arguments(shape))
-            run(command, console=launch.directory / CONSOLE, pass_fds=given)
+            run(command, console=launch.directory / CONSOLE, environment=ENVIRONMENT, pass_fds=given)
         finally:
             for fd in given:
                 os.close(fd)
@@ -170,13 +178,13 @@ class Machines(KeepsNothing):
     def save(self, launch: Launch, target: Path, mode: SaveMode) -> None:
         vm = launch.directory / VM
         full = mode is SaveMode.FULL
-        rested = line.rest(vm, sync=not full, timeout_s=REST_S if full else SYNC_S)
+        rested = line.rest(vm / options.RUN, sync=not full, timeout_s=REST_S if full else SYNC_S)
         if not rested and not full:
             raise Refused(Code.SAVE_FAILED, "the guest does not answer, so what it has not written to its disk yet cannot be saved")
-        with qmp.Qmp(vm, code=Code.SAVE_FAILED) as monitor:
+        with qmp.Qmp(vm / options.RUN, code=Code.SAVE_FAILED) as monitor:
             monitor.ask("stop")
             if full:
-                monitor.ask("xen-save-devices-state", filename=f"{jail.INNER_VM}/{options.DEVICES}", live=True)
+                monitor.ask("xen-save-devices-state", filename=f"{jail.INNER_VM}/{options.RUN}/{options.DEVICES}", live=True)
         if full:
             self._save_memory(launch, vm, target)
         os.link(vm / options.DISK, target / SAVED_DISK)
@@ -188,7 +196,7 @@ class Machines(KeepsNothing):
             raise Refused(Code.SAVE_FAILED, "the machine has ended")
         memory.gather(pid, vm / options.MEMORY)
         os.link(vm / options.MEMORY, target / options.MEMORY)
-        (vm / options.DEVICES).rename(target / options.DEVICES)
+        _take(vm / options.RUN / options.DEVICES, target / options.DEVICES)
 
     def _moment(self, launch: Launch, *, rested: bool) -> dict[str, Any]:
         spec = launch.order.spec
@@ -211,11 +219,11 @@ class Machines(KeepsNothing):
         return done.stdout.splitlines()[0].strip()
 
     def go_on(self, container_id: str) -> None:
-        vm = self.vm(container_id)
-        with qmp.Qmp(vm, code=Code.SAVE_FAILED) as monitor:
+        run_dir = self.vm(container_id) / options.RUN
+        with qmp.Qmp(run_dir, code=Code.SAVE_FAILED) as monitor:
             if monitor.status() != "running":
                 monitor.ask("cont")
-        line.wake(vm, timeout_s=REST_S, code=Code.SAVE_FAILED)
+        line.wake(run_dir, timeout_s=REST_S, code=Code.SAVE_FAILED)
 
     def restore(self, launch: Launch, source: Path, mode: SaveMode) -> int:
         vm = launch.directory / VM
@@ -228,7 +236,7 @@ class Machines(KeepsNothing):
         os.link(source / options.MEMORY, vm / options.MEMORY)
         pid = self._spawn(launch, source / options.DEVICES)
         self._wait_until_loaded(launch, vm)
-        if moment["rested"] and not line.wake(vm, timeout_s=WAKE_S):
+        if moment["rested"] and not line.wake(vm / options.RUN, timeout_s=WAKE_S):
             raise Refused(Code.RESUME_FAILED, "the guest does not answer after its restore")
         return pid
 
@@ -250,7 +258,7 @@ class Machines(KeepsNothing):
 
     def _wait_until_loaded(self, launch: Launch, vm: Path) -> None:
         deadline = time.monotonic() + LOADED_S
-        with qmp.Qmp(vm, code=Code.RESUME_FAILED) as monitor:
+        with qmp.Qmp(vm / options.RUN, code=Code.RESUME_FAILED) as monitor:
             while (status := monitor.status()) != "running":
                 if status not in ("inmigrate", "prelaunch", "paused", "finish-migrate") or time.monotonic() > deadline:
                     raise Refused(Code.RESUME_FAILED, f"the machine is {status}: {last_words(launch.directory / CONSOLE, 0)}")
@@ -262,7 +270,7 @@ class Machines(KeepsNothing):
         """Nothing is left to be done when `start` returns."""
 
     def ask_to_end(self, container_id: str, pid: int) -> None:  # noqa: ARG002 - the port's
-        line.end(self.vm(container_id), timeout_s=END_S)
+        line.end(self.vm(container_id) / options.RUN, timeout_s=END_S)
 
     def capture(self, directory: Path, container_id: str, packer: Sequence[str]) -> bytes:  # noqa: ARG002 - the port's
         raise Refused(Code.NOT_SUPPORTED, "no layers are made of virtual machines: the host reads no file system that a guest has written")
@@ -277,6 +285,19 @@ class Machines(KeepsNothing):
         """The command line: `.../qemu-system-x86_64 -name ID ...`."""
         words = processes.arguments(pid)
         return len(words) > 2 and Path(words[0]).name == self.binary.name and words[1:3] == ["-name", container_id]
+
+
+def _take(source: Path, target: Path) -> None:
+    """Have the content of a file that QEMU has written. It may have put anything there. *Errors*: OSError; Refused SAVE_FAILED."""
+    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or not 0 < about.st_size <= DEVICES_BYTES_MAX:
+            raise Refused(
+                Code.SAVE_FAILED, f"QEMU has written no state of its devices: {about.st_size} bytes of kind {stat.S_IFMT(about.st_mode):o}"
+            )
+        target.write_bytes(file.read(DEVICES_BYTES_MAX))
+    source.unlink()
 
 
 def tsc_khz(wait_s: float = 0.05, clock: Callable[[], int] = time.monotonic_ns) -> int:

@@ -20,6 +20,8 @@ DISK: Final = "disk.img"
 CONFIG: Final = "config.img"
 MEMORY: Final = "memory"
 DEVICES: Final = "devices"
+RUN: Final = "run"
+"""The only directory in which QEMU may make or replace anything: sockets, and the devices' state."""
 SECTOR: Final = 512
 KERNEL_MIB: Final = 64
 """What a guest's kernel, and the agent, have of its memory; file systems in memory may not count on it."""
@@ -84,14 +86,14 @@ def arguments(shape: Shape) -> list[str]:
         "-kernel", INNER_KERNEL, "-initrd", INNER_INITRD, "-append", kernel_line(shape),
         "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
         "-device", "virtio-serial-device,max_ports=2",
-        "-chardev", f"socket,id=line,path={INNER_VM}/{line.SOCKET},server=on,wait=off",
+        "-chardev", f"socket,id=line,path={INNER_VM}/{RUN}/{line.SOCKET},server=on,wait=off",
         "-device", f"virtserialport,chardev=line,name={line.PORT}",
         *_disk("image", INNER_IMAGE, writable=False),
         *_disk("disk", f"{INNER_VM}/{DISK}", writable=True),
         *_disk("config", f"{INNER_VM}/{CONFIG}", writable=False),
         "-netdev", f"tap,id=net,fd={shape.tap}",
         "-device", f"virtio-net-device,netdev=net,mac={tap.GUEST_MAC}",
-        "-qmp", f"unix:{INNER_VM}/{qmp.SOCKET},server=on,wait=off",
+        "-qmp", f"unix:{INNER_VM}/{RUN}/{qmp.SOCKET},server=on,wait=off",
     ]  # fmt: skip
     return words if shape.state is None else [*words, "-incoming", f"fd:{shape.state}"]
 

@@ -1,15 +1,17 @@
 """QMP, as far as one machine needs it: a connection, one command after the other, events passed over. Blocking.
 
-The socket is in the machine's own directory; it is reached by the directory's descriptor, because the paths of sockets are short (108 bytes)
-and those of instances need not be. QEMU talks to one peer at a time: whoever has it is the placement's one verb, under its lock.
+The socket is in a directory where QEMU may write, and so is not believed to be one: it is opened without following anything, looked at, and reached by
+its descriptor. That also helps with the paths of sockets, which are short (108 bytes) while those of instances need not be. QEMU talks to one peer at a time: whoever has it is the placement's one verb, under its lock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
+import stat
 import time
 from pathlib import Path
 from types import TracebackType
@@ -24,18 +26,20 @@ _LOOK_EVERY_S: Final = 0.003
 
 def connect(directory: Path, name: str, *, timeout_s: float) -> socket.socket:
     """A connection to a socket in a directory. *Errors*: OSError."""
-    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    found = os.open(directory / name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        if not stat.S_ISSOCK(os.fstat(found).st_mode):
+            raise OSError(errno.ENOTSOCK, f"{directory / name} is no socket")
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             made.settimeout(timeout_s)
-            made.connect(f"/proc/self/fd/{place}/{name}")
+            made.connect(f"/proc/self/fd/{found}")
         except BaseException:
             made.close()
             raise
         return made
     finally:
-        os.close(place)
+        os.close(found)
 
 
 class Qmp:

@@ -1,0 +1,92 @@
+"""Virtual machines through the whole product: made, used, suspended, resumed, and taken over by an agent whose last run was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.programs.layout import cache_directory
+from atoll.testing.conformance.qemu_stand import missing
+from tests.instance.conftest import ROOT, Instance, _instances, until
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+CLASSES = "version: 1\nclasses:\n  default: {isolation: gvisor}\n  machine: {isolation: vm}\n"
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Instance]:
+    """A running instance whose operator allows machines without hardware virtualization."""
+    if lack := missing(Path(os.environ.get("ATOLL_BIN") or ROOT / "build" / "bin"), cache_directory()):
+        pytest.skip(f"needs {lack}")
+    with _instances() as make:
+        one = make()
+        one.environment["ATOLL_MACHINES"] = "emulated"
+        one.run("up", "--no-demo")
+        document = one.home / "deployment.yaml"
+        document.write_text(CLASSES)
+        one.run("config", "apply", str(document))
+        until(lambda: "vm" in one.json("doctor", "--json", check=False)["isolations"], within_s=120, what=one.last_words)
+        yield one
+
+
+def processes(one: Instance) -> list[int]:
+    """QEMU processes of this instance, by the names of its placements."""
+    names = {path.name for path in one.layout.sandboxes.iterdir()}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "qemu" in words[0] and names & set(words):
+            found.append(int(process.name))
+    return found
+
+
+def test_a_machine_is_made_used_and_removed(machines: Instance) -> None:
+    sandbox = machines.create("--class", "machine")
+    assert machines.json("sandbox", "get", sandbox, "--json")["isolation"] == "vm"
+    assert "cloud-amd64" in machines.exec(sandbox, "uname", "-r"), "a kernel of its own"
+    assert machines.exec(sandbox, "id", "-un").strip() == "user"
+    assert len(processes(machines)) == 1
+    machines.run("sandbox", "rm", sandbox)
+    until(lambda: not list(machines.layout.sandboxes.iterdir()), within_s=30, what=machines.last_words)
+    assert not processes(machines)
+
+
+def test_memory_and_files_outlast_a_suspend_and_the_agents_end(machines: Instance) -> None:
+    sandbox = machines.create("--class", "machine")
+    machines.exec(sandbox, "sh", "-c", "echo kept >/home/user/kept; echo there >/dev/shm/kept")
+    boot = machines.exec(sandbox, "cat", "/proc/sys/kernel/random/boot_id")
+    _kill_agent(machines)
+    assert machines.exec(sandbox, "cat", "/dev/shm/kept") == "there\n", "it goes on without its agent"
+    until(lambda: machines.run("sandbox", "suspend", sandbox, check=False).returncode == 0, within_s=60, what=machines.last_words)
+    until(lambda: not processes(machines), within_s=20, what=machines.last_words)
+    _kill_agent(machines)
+    until(lambda: machines.run("sandbox", "resume", sandbox, check=False).returncode == 0, within_s=60, what=machines.last_words)
+    said = machines.exec(sandbox, "sh", "-c", "cat /home/user/kept /dev/shm/kept /proc/sys/kernel/random/boot_id; date +%s").split()
+    assert said[:3] == ["kept", "there", boot.strip()]
+    assert abs(int(said[3]) - time.time()) < 10, "its clock is right"
+    machines.run("sandbox", "rm", sandbox)
+    until(lambda: not list(machines.layout.sandboxes.iterdir()), within_s=30, what=machines.last_words)
+
+
+def _kill_agent(one: Instance) -> None:
+    before = one.pid("agent")
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    until(lambda: one.pid("agent") not in (None, before), within_s=30, what=one.last_words)
+
+
+def test_nothing_is_left_of_them(machines: Instance) -> None:
+    machines.create("--class", "machine")
+    running = processes(machines)
+    assert running
+    machines.run("down")
+    assert machines.leftovers() == []
+    assert not [pid for pid in running if Path(f"/proc/{pid}").exists()]
