@@ -8,6 +8,7 @@ from atoll.base.errors import Code, Refused
 from atoll.drivers.qemu.roots import NOTE, Roots
 from atoll.images.cache import MACHINE_DISK as FILE
 from atoll.images.cache import CachedImage
+from atoll.images.shares import held
 
 COUNTS = """#!/bin/sh
 echo made >>{log}
@@ -47,9 +48,9 @@ def test_it_is_made_once(tmp_path, mkfs, image):
 
 def test_it_counts_with_its_tree(mkfs, image):
     known = CachedImage("sha256", "sha256:1", image, "x86_64", 7, 1, own_bytes=7)
-    assert known.held_bytes == 7
+    assert held([known]) == {"sha256:1": 7}
     Roots(mkfs).of(image)
-    assert known.held_bytes == 7 + len("content")
+    assert held([known]) == {"sha256:1": 7 + len("content")}
 
 
 def test_of_many_at_once_one_makes_it(tmp_path, mkfs, image):
