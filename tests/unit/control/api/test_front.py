@@ -321,6 +321,8 @@ async def test_operation_ids_are_stable(api) -> None:
         "getMetrics": "GET /metrics",
         "listTemplates": "GET /v1/templates",
         "getTemplate": "GET /v1/templates/{reference}",
+        "getTemplateImage": "GET /v1/templates/{reference}/image",
+        "getTemplateLayer": "GET /v1/templates/{reference}/layers/{digest}",
         "deleteTemplate": "DELETE /v1/templates/{reference}",
         "beginTemplateImport": "POST /v1/template-imports",
         "listTemplateImports": "GET /v1/template-imports",
