@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from atoll.domain import history
 from atoll.domain import sandbox as sb
+from atoll.domain import snapshot as sn
 from atoll.domain.placement import HOLDING_MOVES, Holding
 from atoll.domain.sandbox import TERMINAL
 from atoll.drivers.port import Power
@@ -60,6 +61,7 @@ class Ledger:
     sandboxes: dict[str, Row] = field(default_factory=dict)
     placements: dict[str, Row] = field(default_factory=dict)
     hosts: dict[str, Row] = field(default_factory=dict)
+    snapshots: dict[str, Row] = field(default_factory=dict)
     events: int = 0
     """The newest event's number."""
     certified: set[str] = field(default_factory=set)
@@ -67,17 +69,18 @@ class Ledger:
 
     def taken_back(self, rows: Sequence[Change]) -> None:
         """The store is what it was some time ago."""
-        self.sandboxes, self.placements, self.hosts, self.events = {}, {}, {}, 0
+        self.sandboxes, self.placements, self.hosts, self.snapshots, self.events = {}, {}, {}, {}, 0
         for change in rows:
             if change.table == "events":
                 self.events = max(self.events, change.row["seq"])
-            elif change.table in ("sandboxes", "placements", "hosts"):
+            elif change.table in ("sandboxes", "placements", "hosts", "snapshots"):
                 getattr(self, change.table)[change.row["id"]] = change.row
 
     def take(self, changes: Sequence[Change]) -> None:
         """One commit. *Errors*: Violated."""
         for change in changes:
-            rows = {"sandboxes": self.sandboxes, "placements": self.placements, "hosts": self.hosts}.get(change.table)
+            tables = {"sandboxes": self.sandboxes, "placements": self.placements, "hosts": self.hosts, "snapshots": self.snapshots}
+            rows = tables.get(change.table)
             row = change.row
             if rows is not None:
                 if change.after is None:
@@ -99,14 +102,29 @@ class Ledger:
         return [name for name, row in self.placements.items() if row["sandbox_id"] == sandbox_id and row["holding"] != Holding.NONE]
 
     def used(self, host_id: str) -> dict[str, int]:
-        """What a host's placements hold, summed."""
+        """What a host's placements and snapshots hold, summed."""
         mine = [row for row in self.placements.values() if row["host_id"] == host_id and row["holding"] != Holding.NONE]
-        return {name: sum(int(row[f"held_{name}"]) for row in mine) for name in _VECTOR}
+        sums = {name: sum(int(row[f"held_{name}"]) for row in mine) for name in _VECTOR}
+        kept = (int(row["held_disk_mib"]) for row in self.snapshots.values() if row["host_id"] == host_id)
+        return {**sums, "disk_mib": sums["disk_mib"] + sum(kept)}
 
     def _certified(self, change: Change) -> None:
         before, after = change.before, change.after
         if change.table == "sandboxes" and before is not None and after is not None and after["unseen"] > before["unseen"]:
             self.certified.add(before["placement_id"])
+
+    def _snapshot(self, before: Row | None, after: Row) -> None:
+        if before is None:
+            if after["state"] != sn.State.TAKING:
+                raise Violated(f"snapshot {after['id']} begins as {after['state']}")
+            return
+        was, now = sn.State(before["state"]), sn.State(after["state"])
+        if was is not now and now not in [to for (state, _), to in sn.MOVES.items() if state is was]:
+            raise Violated(f"snapshot {after['id']} went from {was} to {now}")
+        if after["revision"] != before["revision"] + 1:
+            raise Violated(f"snapshot {after['id']} went from revision {before['revision']} to {after['revision']}")
+        if (after["held_disk_mib"] == 0) is not (now in sn.TERMINAL):
+            raise Violated(f"snapshot {after['id']} is {now} and holds {after['held_disk_mib']} MiB")
 
     def _sums(self, host_ids: set[str]) -> None:
         for host_id in sorted(host_ids):
@@ -167,6 +185,7 @@ _CHECKS: Final = {
     "placements": Ledger._placement,  # noqa: SLF001
     "hosts": Ledger._host,  # noqa: SLF001
     "events": Ledger._event,  # noqa: SLF001
+    "snapshots": Ledger._snapshot,  # noqa: SLF001
 }
 
 

@@ -19,6 +19,7 @@ from atoll.base.errors import AtollError, Code
 from atoll.base.secret import Secret
 from atoll.control.service import Caller, Query, Service
 from atoll.domain.sandbox import Condition, Sandbox, State
+from atoll.domain.snapshot import Snapshot
 from atoll.planning.resolve import CreateRequest
 from atoll.testing.sim.network import Replica
 from atoll.testing.sim.scenario import Step, Wish
@@ -38,7 +39,7 @@ _HOPELESS: Final = frozenset(
         Code.NO_CAPACITY, Code.CREATE_TIMEOUT, Code.START_FAILED, Code.GUEST_BOOT_TIMEOUT, Code.GUEST_EXITED, Code.HOST_DISK_FULL,
         Code.PLACEMENT_LOST, Code.LEASE_EXPIRED, Code.HOST_QUARANTINED, Code.RELEASE_REQUESTED, Code.END_REACHED, Code.INTERNAL,
         Code.CLEANUP_FAILED, Code.SANDBOX_NOT_FOUND, Code.STORE_RESTORED, Code.START_TIMEOUT, Code.IMAGE_TIMEOUT, Code.IMAGE_UNAVAILABLE,
-        Code.BOOTSTRAP_DELIVERED,
+        Code.BOOTSTRAP_DELIVERED, Code.SNAPSHOT_UNAVAILABLE, Code.SNAPSHOT_NOT_FOUND,
     }
 )  # fmt: skip
 """How a create may fail while things go wrong; each is checked by why its sandbox ended."""
@@ -59,6 +60,8 @@ class Promise:
     latest: float = 0.0
     moved_at: float = 0.0
     """When its end was moved last."""
+    given: str | None = None
+    """Of a clone: whose environment it has, by the request that brought it."""
 
 
 @dataclass(slots=True)
@@ -106,8 +109,19 @@ class Clients:
             return
         promise = mine[min(int(step.pick * len(mine)), len(mine) - 1)]
         match step.wish:
-            case Wish.REPEAT:
+            case Wish.SNAPSHOT:
+                await self._snapshot(promise)
+            case Wish.FORK:
+                await self._fork(promise, mine, name, step.timeout_s)
+            case _:
+                await self._live(step, promise, mine)
+
+    async def _live(self, step: Step, promise: Promise, mine: list[Promise]) -> None:
+        match step.wish:
+            case Wish.REPEAT if promise.given is None:
                 await self.create(promise)
+            case Wish.REPEAT:
+                return
             case Wish.AUTHORIZE:
                 for one in mine:
                     await self._authorize(one)
@@ -209,6 +223,62 @@ class Clients:
         if rested:
             promise.latest, promise.moved_at = self.true_s() + timeout_s, self.true_s()
         self.note(f"resume {promise.request_id}: {sandbox.id} is {sandbox.state}{', from rest' if rested else ''}")
+
+    async def _snapshot(self, promise: Promise) -> None:
+        if promise.sandbox_id is None:
+            return
+        sandbox_id = promise.sandbox_id
+        try:
+            taken: Snapshot = await self.ask(lambda service, caller: service.snapshot(caller, sandbox_id))
+        except AtollError as error:
+            self.note(f"snapshot of {promise.request_id}: {error.code}")
+            return
+        self.note(f"snapshot of {promise.request_id}: {taken.id} {taken.mode}")
+
+    async def _fork(self, parent: Promise, mine: list[Promise], name: str, timeout_s: int) -> None:
+        """Two clones, which are promises like any other; what was answered to nobody may be there all the same."""
+        if parent.sandbox_id is None:
+            return
+        sandbox_id, begun = parent.sandbox_id, self.true_s()
+        clones = [Promise(f"{name}#{number}", timeout_s, given=parent.given or parent.request_id) for number in range(2)]
+        for one in clones:
+            one.latest = self.true_s() + 900.0 + timeout_s
+            self.book.by_request[one.request_id] = one
+        mine += clones
+        try:
+            made = await self.ask(
+                lambda service, caller: service.fork(caller, sandbox_id, count=len(clones), timeout_s=timeout_s, request_id=name)
+            )
+        except AtollError as error:
+            self.note(f"fork of {parent.request_id}: {error.code}")
+            return
+        for one, found in zip(clones, made, strict=True):
+            if isinstance(found, AtollError):
+                self.note(f"fork {one.request_id}: {found.code}")
+                if found.code not in _AGAIN | _HOPELESS:
+                    raise AssertionError(f"fork {one.request_id} was refused: {found.code}")
+                continue
+            one.sandbox_id, one.ready, one.earliest = found.id, True, begun + timeout_s
+            one.latest = self.true_s() + timeout_s
+            self.note(f"fork {one.request_id}: {found.id} {found.state}")
+
+    async def drop_all(self) -> None:
+        """Every snapshot that is listed is deleted."""
+        while True:
+            try:
+                page = await self.ask(lambda service, caller: service.snapshots(caller))
+            except AtollError:
+                await asyncio.sleep(1.0)
+                continue
+            if not page.items:
+                return
+            for snapshot in page.items:
+                with contextlib.suppress(AtollError):
+                    await self._drop(snapshot.id)
+            await asyncio.sleep(1.0)
+
+    async def _drop(self, snapshot_id: str) -> Snapshot:
+        return await self.ask(lambda service, caller: service.delete_snapshot(caller, snapshot_id))
 
     async def _authorize(self, promise: Promise) -> None:
         """Say that what the lost guest was given is revoked, where that is waited for."""

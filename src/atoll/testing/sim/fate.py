@@ -191,6 +191,7 @@ class Fate:
         await self._switch_off(host)
         if fault.word == "wiped":
             host.things.placements.clear()
+            host.things.kept.clear()
         await asyncio.sleep(min(fault.for_s, 60.0))
         self._switch_on(host)
         return True

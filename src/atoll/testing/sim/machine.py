@@ -38,6 +38,8 @@ _DELAY_S: Final = {
     "resume": 0.01,
     "save": 0.2,
     "restore": 0.2,
+    "snapshot": 0.2,
+    "drop": 0.05,
 }
 _CODES: Final = {
     **dict.fromkeys(("stop", "remove", "inspect"), Code.CLEANUP_FAILED),
@@ -46,6 +48,8 @@ _CODES: Final = {
     "save": Code.SAVE_FAILED,
     "restore": Code.RESUME_FAILED,
     "discard": Code.RESUME_FAILED,
+    "snapshot": Code.SAVE_FAILED,
+    "drop": Code.CLEANUP_FAILED,
 }
 _MEET_S: Final = 0.05
 
@@ -99,6 +103,7 @@ class SimDriver(FakeDriver):
             stop_keeps_disk=True,
             pauses=True,
             saves=SaveMode.FULL,
+            snapshots=True,
         )
 
     async def _before(self, verb: str) -> None:

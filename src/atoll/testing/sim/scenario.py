@@ -71,6 +71,8 @@ STORE: Final = frozenset({Kind.STORE_RACES, Kind.STORE_FORGETS, Kind.STORE_DOWN,
 REPLICAS: Final = frozenset({Kind.STORE_LATE, Kind.HINTS_LOST})
 """What can only go wrong between several."""
 STEPS_MAX: Final = 200
+KEPT_MAX: Final = 6
+"""Snapshots and forks of one world."""
 SLOW_S_MAX: Final = 8.0
 STEP_S_MAX: Final = 7200.0
 VERBS: Final = ("prepare", "start", "stop", "remove", "inspect", "adopt", "held", "probe", "pause", "resume", "save", "restore", "discard")
@@ -87,6 +89,8 @@ class Wish(StrEnum):
     PAUSE = "pause"
     SUSPEND = "suspend"
     RESUME = "resume"
+    SNAPSHOT = "snapshot"
+    FORK = "fork"
     AUTHORIZE = "authorize"
     """Whatever of its sandboxes waits for a word before it is replaced gets that word."""
 
@@ -190,6 +194,11 @@ def generate(seed: int, plan: Plan | None = None) -> Scenario:
     faults = _possible([_fault(dice, dice.choice(known), plan.fate_s) for _ in range(dice.randint(1, plan.faults_max))])
     clients = dice.randint(1, plan.clients_max)
     steps = [_step(dice, dice.randrange(clients), plan.fate_s) for _ in range(dice.randint(4, plan.steps_max))]
+    # By dice of their own: what a seed tells otherwise stays as it was.
+    kept = random.Random(f"{seed}/kept")
+    if kept.random() < 0.5:
+        steps += [_kept(kept, kept.randrange(clients), plan.fate_s) for _ in range(kept.randint(1, KEPT_MAX))]
+        faults += [_fault_of_keeping(kept, plan.fate_s) for _ in range(kept.randint(0, 2))]
     skewed = dice.random() < 0.5
     return Scenario(
         seed=seed,
@@ -240,6 +249,17 @@ def _fault(dice: random.Random, kind: Kind, fate_s: float) -> Fault:
         case _:
             pass
     return Fault(at_s, kind, target=dice.randrange(12), for_s=for_s, share=share, word=word)
+
+
+def _kept(dice: random.Random, client: int, fate_s: float) -> Step:
+    wish = dice.choice((Wish.SNAPSHOT, Wish.FORK, Wish.FORK))
+    return Step(round(dice.uniform(10.0, fate_s), 3), client, wish, timeout_s=dice.choice((60, 300)), pick=round(dice.random(), 3))
+
+
+def _fault_of_keeping(dice: random.Random, fate_s: float) -> Fault:
+    verb, how = dice.choice(("snapshot", "drop")), dice.choice(("once", "after", "always"))
+    for_s = round(60.0 * dice.random(), 3)
+    return Fault(round(dice.uniform(1.0, fate_s), 3), Kind.DRIVER_FAILS, target=dice.randrange(12), for_s=for_s, word=f"{verb} {how}")
 
 
 _REST: Final = (Wish.PAUSE, Wish.SUSPEND, Wish.RESUME, Wish.RESUME)

@@ -40,6 +40,7 @@ _WATCHED: Final[Mapping[str, tuple[str, ...]]] = {
         "desired", "desired_revision", "observed", "seq", "applied_revision", "ready", "address",
     ),
     "hosts": ("id", "name", "admin", "revision", "cpu_millis", "memory_mib", "disk_mib", "slots", "credential_version", "epoch", "seen_at", "isolations", "problems"),
+    "snapshots": ("id", "revision", "state", "purpose", "host_id", "sandbox_id", "held_disk_mib"),
     "events": ("seq", "type", "sandbox_id", "generation", "state", "reason"),
 }  # fmt: skip
 

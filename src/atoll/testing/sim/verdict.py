@@ -15,6 +15,7 @@ from atoll.agent.record import Record
 from atoll.base.errors import Code
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
+from atoll.domain import snapshot as sn
 from atoll.domain.placement import Holding, Observed
 from atoll.domain.sandbox import TERMINAL
 from atoll.drivers.port import Power
@@ -165,7 +166,9 @@ def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None
             return
         if init.env and not row["bootstrap_exposed"]:
             raise Violated(f"{record.placement_id} was given what nobody has written down as exposed")
-        if init.env.get("SECRET") != f"{CANARY}-{row['request_id']}" and row["request_id"] is not None:
+        promise = world.clients.book.of(record.sandbox_id, row["request_id"])
+        given = (promise.given if promise is not None else None) or row["request_id"]
+        if init.env.get("SECRET") != f"{CANARY}-{given}" and row["request_id"] is not None:
             raise Violated(f"{record.placement_id} was given the environment of another")
         again = world.scenario.on_exit == "restart" and record.placement_id in world.history.ended
         if row["started_at"] is not None and record.placement_id not in world.history.was_ready:
@@ -304,6 +307,8 @@ _REASONS: Final[dict[str, Callable[[World, Row, Promise | None, Host | None], Wh
     Code.OUTCOME_UNKNOWN: _after(Kind.DRIVER_FAILS),
     Code.CLEANUP_FAILED: _after(Kind.DRIVER_FAILS, Kind.STUCK),
     Code.HOST_DISK_FULL: _after(Kind.DISK_FULL),
+    # What a fork began from is not kept for later generations; what is kept goes with its machine.
+    Code.SNAPSHOT_UNAVAILABLE: _after(*_ANY),
 }
 
 
@@ -398,6 +403,8 @@ def _left(world: World) -> str | None:
     for placement_id, row in world.ledger.placements.items():
         if row["holding"] != Holding.NONE:
             return f"{placement_id} still holds something"
+    if (kept := _kept(world)) is not None:
+        return kept
     for host in world.hosts:
         if host.things.placements:
             return f"{host.name} still has {', '.join(sorted(host.things.placements))}"
@@ -405,6 +412,15 @@ def _left(world: World) -> str | None:
         if known:
             return f"{host.name}'s agent still remembers {known} placements"
     return None
+
+
+def _kept(world: World) -> str | None:
+    for snapshot_id, row in world.ledger.snapshots.items():
+        if sn.State(row["state"]) not in sn.TERMINAL:
+            return f"snapshot {snapshot_id} is still {row['state']}"
+    # What was kept after the backup that the store was taken back to is on no record any more.
+    wrong = [host for host in world.hosts if host.things.kept and not world.history.taken_back]
+    return next((f"{host.name} still keeps {', '.join(sorted(host.things.kept))}" for host in wrong), None)
 
 
 async def still_works(world: World) -> None:

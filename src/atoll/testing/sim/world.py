@@ -199,6 +199,7 @@ class World:
             await self.clients.release(promise)
         if self.history.taken_back:
             await self.clients.release_all()
+        await self.clients.drop_all()
         await verdict.until_nothing_is_left(self)
         await verdict.still_works(self)
         for task in (watch, *supervisors):
