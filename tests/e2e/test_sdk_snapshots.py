@@ -81,6 +81,9 @@ def test_forks_are_of_one_moment(make) -> None:
         time.sleep(0.3)
         assert all(count(one) > before for one, before in zip(clones, first, strict=True))
         assert all(40 < one.get_info().end_at.timestamp() - time.time() < 65 for one in clones)
+        assert clones[2].pause()
+        back = Sandbox.connect(clones[2].sandbox_id, timeout=60)
+        assert facts(back)[3] == back.sandbox_id, "a clone rests and comes back, its moment gone"
         clones[0].files.write("/home/user/mine", "mine")
         assert not clones[1].files.exists("/home/user/mine")
         assert not parent.files.exists("/home/user/mine")

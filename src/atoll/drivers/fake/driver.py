@@ -137,7 +137,7 @@ class FakeDriver:
         ):
             raise Refused(Code.IMAGE_UNAVAILABLE, f"no image {order.spec.image} ({order.spec.image_name})")
         there, origin = machine.placements.get(order.placement_id), order.spec.origin
-        if origin is not None and origin.snapshot_id not in machine.kept and (there is None or there.power is not Power.RUNNING):
+        if origin is not None and origin.snapshot_id not in machine.kept and (there is None or there.power is Power.PREPARED):
             raise Refused(Code.SNAPSHOT_UNAVAILABLE, f"{origin.snapshot_id} is not here")
         if there is None:
             machine.placements[order.placement_id] = FakePlacement(self._mark, order, Power.PREPARED)
@@ -152,7 +152,7 @@ class FakeDriver:
             self._prepare(order)
             placement = self.machine.placements[order.placement_id]
             placement.power, placement.reason = Power.RUNNING, None
-            if (origin := order.spec.origin) is not None:
+            if (origin := order.spec.origin) is not None and origin.snapshot_id in self.machine.kept:
                 placement.memory = self.machine.kept[origin.snapshot_id].memory
             placement.console += b"fake guest started\n"
             self.machine.changed(order.placement_id)

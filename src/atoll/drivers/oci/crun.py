@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
@@ -328,11 +328,12 @@ class Crun:
             os.close(fd)
         loopdisk.copy(launch.directory / DISK, target / DISK)
 
-    def seed_disk(self, directory: Path, disk_mib: int, source: Path) -> None:  # noqa: ARG002 - the port's
+    def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
         if not (directory / DISK).exists():
+            kept = source()
             # Its file system was in use when it was copied: it is looked through before it is used.
             (directory / BOOT_FILE).write_text("copied while it was in use")
-            loopdisk.copy(source / DISK, directory / DISK)
+            loopdisk.copy(kept / DISK, directory / DISK)
         for name in (UPPER, ROOT):
             (directory / name).mkdir(exist_ok=True, mode=0o700)
 

@@ -102,18 +102,27 @@ class Keeping(Saving):
 
     async def _beginning(self, order: Order) -> Callable[[Launch], int]:
         """How the runtime begins this order's guest. *Errors*: as `_origin`."""
-        origin = await self._blocking(lambda: self._origin(order))
+        # Where only files are kept they are on its disk by now, and its origin may be gone.
+        origin = await self._blocking(lambda: self._origin(order)) if self._runtime.saves is SaveMode.FULL else None
         if origin is None:
             return self._runtime.start
         return lambda launch: self._runtime.restore(launch, origin.directory, origin.mode)
 
     def _make_disk(self, directory: Path, order: Order) -> None:
-        """Blocking. *Errors*: as `_origin`; OSError."""
-        origin = self._origin(order)
-        if origin is None:
+        """Blocking. *Errors*: as `_origin`, where it has no disk of its own yet; OSError.
+
+        A guest that has begun needs its origin no more: a fork's moment is gone by the time a clone comes back from rest.
+        """
+
+        def source() -> Path:
+            origin = self._origin(order)
+            assert origin is not None
+            return origin.directory
+
+        if order.spec.origin is None:
             self._runtime.make_disk(directory, order.spec.disk_mib)
         else:
-            self._runtime.seed_disk(directory, order.spec.disk_mib, origin.directory)
+            self._runtime.seed_disk(directory, order.spec.disk_mib, source)
 
     def _show_name(self, order: Order) -> str:
         """The directory in which a guest that may be restored as another's finds whose it is; empty: there is none. Blocking."""

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -93,7 +93,7 @@ class Runsc:
         verb = "checkpoint" if mode is SaveMode.FULL else "fscheckpoint"
         self._say([verb, f"--image-path={target}", "--leave-running", launch.container_id], SAVE_S)
 
-    def seed_disk(self, directory: Path, disk_mib: int, source: Path) -> None:  # noqa: ARG002 - the port's
+    def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
         """What was on the disk is in what is restored."""
         self.make_disk(directory, disk_mib)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -80,8 +80,8 @@ class Runtime(Protocol):
         """Write what is to be kept of one moment into a directory; the container goes on. *Errors*: Refused SAVE_FAILED; OSError."""
         ...
 
-    def seed_disk(self, directory: Path, disk_mib: int, source: Path) -> None:
-        """As `make_disk`, for a container that is begun from what `keep` has written. *Errors*: OSError."""
+    def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:
+        """As `make_disk`, for a container that is begun from what `keep` has written: asked for where it has no disk yet. *Errors*: OSError."""
         ...
 
     def go_on(self, container_id: str) -> None:
@@ -197,5 +197,5 @@ class KeepsNothing:
     def keep(self, launch: Launch, guest: int, target: Path, mode: SaveMode) -> None:  # noqa: ARG002 - the port's
         raise Refused(Code.NOT_SUPPORTED, "this host keeps no moments of guests that go on")
 
-    def seed_disk(self, directory: Path, disk_mib: int, source: Path) -> None:  # noqa: ARG002 - the port's
+    def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
         raise Refused(Code.SNAPSHOT_UNAVAILABLE, "this host begins nothing from moments that were kept")

@@ -69,6 +69,24 @@ async def what_is_kept_outlives_its_guest_and_its_driver(stand: Stand) -> None:
     await _all_gone(stand, clone)
 
 
+async def who_has_begun_comes_back_without_what_it_began_from(stand: Stand) -> None:
+    order, snapshot_id = stand.order(), _id()
+    await stand.driver.start(order)
+    saved = await stand.driver.snapshot(order, snapshot_id, SaveMode.FULL)
+    clone = _from(stand, order, snapshot_id, saved)
+    await stand.driver.start(clone)
+    await stand.driver.drop(snapshot_id)
+    await stand.driver.save(clone, SaveMode.FULL)
+    driver = await stand.reopen()
+    assert (await driver.adopt(clone.placement_id)).power is Power.SAVED
+    assert (await driver.restore(clone)).power is Power.RUNNING
+    await driver.discard(clone.placement_id)
+    if driver.capabilities.stop_keeps_disk:
+        await driver.stop(clone.placement_id)
+        assert (await driver.start(clone)).power is Power.RUNNING
+    await _all_gone(stand, order, clone)
+
+
 async def what_is_not_kept_begins_nothing(stand: Stand) -> None:
     order = stand.order()
     assert (await refusal(stand.driver.snapshot(order, _id(), SaveMode.FULL))).code is Code.PLACEMENT_LOST

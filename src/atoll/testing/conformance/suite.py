@@ -61,6 +61,7 @@ _SAVING_NEEDS = {
 _KEEPING_NEEDS = {
     "a_guest_goes_on_while_it_is_kept": ("snapshots",),
     "what_is_kept_outlives_its_guest_and_its_driver": ("snapshots",),
+    "who_has_begun_comes_back_without_what_it_began_from": ("snapshots", "saves_files"),
     "what_is_not_kept_begins_nothing": ("snapshots",),
     "what_is_frozen_or_saved_is_not_kept": ("snapshots", "pauses", "saves_files"),
     "clones_go_on_where_their_parent_was": ("snapshots", "saves_memory", "guest_handshake"),
