@@ -174,6 +174,15 @@ class Bare:
         driver = self._drivers[prepared.kind]
         await driver.remove(prepared.order.placement_id)
         await driver.prepare(prepared.order)
+        return self.beginning(prepared, image)
+
+    async def keep(self, prepared: Prepared, image: Path) -> None:
+        """As `save`, and the guest goes on."""
+        words = ("checkpoint", f"--image-path={image}", "--leave-running", prepared.order.placement_id)
+        await _in(prepared.lane, lambda: run(self._say(*words), console=prepared.directory / CONSOLE))
+
+    def beginning(self, prepared: Prepared, image: Path) -> Prepared:
+        """What is prepared, begun from `image` in place of a boot."""
         launch = Launch(prepared.order.placement_id, prepared.directory, "", prepared.order, self._image.rootfs, prepared.directory)
         options = ("--detach", f"--image-path={image}", f"--bundle={prepared.directory}", f"--pid-file={prepared.directory / PID_FILE}")
         command = tuple(self._runsc().command(launch, "restore", *options))

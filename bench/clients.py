@@ -101,6 +101,22 @@ class Api:
         """`pause`, `suspend` or `resume` it, and wait until it is so."""
         await self._call("POST", f"/v1/sandboxes/{made.id}/{verb}")
 
+    async def snapshot(self, made: Made) -> str:
+        """Keep what it is now; the snapshot's id."""
+        return str((await self._call("POST", f"/v1/sandboxes/{made.id}/snapshots"))["id"])
+
+    async def drop(self, snapshot_id: str) -> None:
+        """Delete a snapshot."""
+        await self._call("DELETE", f"/v1/snapshots/{snapshot_id}")
+
+    async def fork(self, made: Made, count: int) -> list[Made]:
+        """So many clones. *Errors*: CannotMeasure when one is not there."""
+        items = (await self._call("POST", f"/v1/sandboxes/{made.id}/forks", json={"count": count}))["items"]
+        if failed := [item["error"] for item in items if item["error"] is not None]:
+            raise CannotMeasure(f"{len(failed)} of {count} clones failed: {failed[0]['message']}")
+        answers = [item["sandbox"] for item in items]
+        return [Made(one["id"], one["placement"]["id"], one["accessToken"]) for one in answers]
+
     async def delete(self, sandbox_id: str) -> None:
         """Ask for its end."""
         await self._call("DELETE", f"/v1/sandboxes/{sandbox_id}")
