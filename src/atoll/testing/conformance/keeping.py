@@ -87,6 +87,19 @@ async def who_has_begun_comes_back_without_what_it_began_from(stand: Stand) -> N
     await _all_gone(stand, order, clone)
 
 
+async def two_at_once_and_a_removal_meanwhile_are_borne(stand: Stand) -> None:
+    order, ids = stand.order(), [_id() for _ in range(3)]
+    await stand.driver.start(order)
+    await asyncio.gather(*(stand.driver.snapshot(order, one, SaveMode.FULL) for one in ids[:2]))
+    assert await stand.driver.snapshots() == sorted(ids[:2])
+    keeping = asyncio.create_task(stand.driver.snapshot(order, ids[2], SaveMode.FULL))
+    await asyncio.sleep(0.01)
+    await stand.driver.remove(order.placement_id)
+    await asyncio.gather(keeping, return_exceptions=True)
+    assert (await stand.driver.inspect(order.placement_id)).power is Power.ABSENT, "nothing of it comes back"
+    await _all_gone(stand, order)
+
+
 async def what_is_not_kept_begins_nothing(stand: Stand) -> None:
     order = stand.order()
     assert (await refusal(stand.driver.snapshot(order, _id(), SaveMode.FULL))).code is Code.PLACEMENT_LOST

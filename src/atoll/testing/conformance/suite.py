@@ -62,6 +62,7 @@ _KEEPING_NEEDS = {
     "a_guest_goes_on_while_it_is_kept": ("snapshots",),
     "what_is_kept_outlives_its_guest_and_its_driver": ("snapshots",),
     "who_has_begun_comes_back_without_what_it_began_from": ("snapshots", "saves_files"),
+    "two_at_once_and_a_removal_meanwhile_are_borne": ("snapshots",),
     "what_is_not_kept_begins_nothing": ("snapshots",),
     "what_is_frozen_or_saved_is_not_kept": ("snapshots", "pauses", "saves_files"),
     "clones_go_on_where_their_parent_was": ("snapshots", "saves_memory", "guest_handshake"),
