@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -170,17 +171,18 @@ def _packed(api: Api, template: dict[str, Any], into: IO[bytes], *, quiet: bool)
             machine = guest.run(["/bin/uname", "-m"], user="root").stdout.decode().strip()
             if not quiet:
                 typer.echo(f"packing {template['name']}", err=True)
-            return _pack(guest, into), PROCESSORS.get(machine, machine)
+            return _pack(guest, into, at=str(template["updatedAt"])), PROCESSORS.get(machine, machine)
     finally:
         api.release(str(sandbox["id"]))
 
 
-def _pack(guest: Guest, into: IO[bytes]) -> Packed:
+def _pack(guest: Guest, into: IO[bytes], *, at: str) -> Packed:
+    """`at`: what the sandbox itself has made since is as old as its template, so that the same files make the same layer."""
     from atoll.client.guest import Ended, Output, Started
 
     places = f"/tmp/.atoll-push-{secrets.token_hex(8)}"  # noqa: S108 - inside the sandbox, with a name nobody can guess
     without = " ".join(f"--exclude={one}" for one in LEFT_OUT)
-    how = "--numeric-owner --one-file-system --sort=name"
+    how = f"--numeric-owner --one-file-system --sort=name --clamp-mtime --mtime={shlex.quote(at)}"
     script = f"t={places}; {PLACES}; cd / && tar -c {how} {without} -f - . -C {places} proc sys dev run tmp"
     whole, failed, status = hashlib.sha256(), bytearray(), None
     with (
