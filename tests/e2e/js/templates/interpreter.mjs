@@ -87,7 +87,7 @@ test('pictures come from every language that makes them', async () => {
   assert.equal(js.error, undefined)
   assert.equal(js.results[0].png, DOT)
   assert.equal(js.results[0].text, 'a dot')
-  assert.deepEqual(js.results[0].formats().sort(), ['png', 'text'])
+  assert.deepEqual([...js.results[0].formats()], ['png'])
 })
 
 test('a kernel that dies is told, and the next one answers', async () => {
