@@ -19,8 +19,9 @@ async function hasWindow(title) {
 }
 
 async function geometry(window) {
-  const { stdout } = await desktop.commands.run(`xdotool getwindowgeometry --shell ${window}`)
-  return Object.fromEntries(stdout.trim().split('\n').map((line) => line.split('=')).map(([name, value]) => [name.toLowerCase(), Number(value)]))
+  const { stdout } = await desktop.commands.run(`xwininfo -id ${window}`)
+  const [x, y, width, height] = [...stdout.matchAll(/(?:Absolute upper-left [XY]|Width|Height): +(-?\d+)/g)].map((found) => Number(found[1]))
+  return { x, y, width, height }
 }
 
 // What RFB says first: after version and a look at the door, the size of what is shown.
@@ -76,10 +77,13 @@ test('mouse, keyboard and windows', async () => {
 test('a button that is held moves a window by its title', async () => {
   const [window] = await desktop.getApplicationWindows('mousepad')
   const before = await geometry(window)
-  await desktop.moveMouse(before.x + 150, before.y - 8)
+  await desktop.moveMouse(before.x + 150, before.y - 14)
   await desktop.mousePress()
-  await desktop.moveMouse(before.x + 190, before.y + 22)
-  await desktop.moveMouse(before.x + 230, before.y + 52)
+  for (const step of [1, 2]) {
+    await desktop.wait(300)
+    await desktop.moveMouse(before.x + 150 + 40 * step, before.y - 14 + 30 * step)
+  }
+  await desktop.wait(300)
   await desktop.mouseRelease()
   await desktop.wait(1000)
   const moved = await geometry(window)
