@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import shlex
 import tarfile
 import threading
 import uuid
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox
 
+from atoll.control.builds import scripts
 from tests.instance.conftest import Instance, until
 from tests.instance.survival import Client, kill
 from tests.instance.test_builds import nothing_left
@@ -180,6 +182,40 @@ def test_what_is_wrong_is_said_and_leaves_nothing(instance: Instance, context: P
     assert failed.returncode != 0
     assert words in failed.stderr, failed.stderr
     nothing_left(instance)
+
+
+def test_what_is_mounted_is_there_for_a_while_also_where_nothing_may_be_mounted(client: Client) -> None:
+    sandbox = client.create("shared-kernel")
+    files = io.BytesIO()
+    with tarfile.open(fileobj=files, mode="w:gz") as tar:
+        info = tarfile.TarInfo("dir/file")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"hi\n"))
+
+    def run(command: str) -> str:
+        return sandbox.commands.run(command, user="root").stdout
+
+    def script(text: str, *words: str) -> None:
+        run(shlex.join(["/bin/sh", "-c", text, "sh", *words]))
+
+    try:
+        run("mkdir -p /srv/kept; echo mine >/srv/kept/own")
+        for number, (target, source, how) in enumerate(
+            [("/srv/kept", "dir", "-o"), ("/new/deep", ".", ""), ("/srv/kept/file", "dir/file", "-p"), ("/srv/kept/own", "dir/file", "-p")]
+        ):
+            before = run("find /srv /new -type f -exec cat {} + 2>/dev/null || true")
+            if how:
+                sandbox.files.write(scripts.ARCHIVE, files.getvalue(), user="root")
+            script(scripts.MOUNT, str(number), target, source, how, "" if how else "1:2", "" if how else "750")
+            if how:
+                assert run(f"cat {target}{'/file' if source == 'dir' else ''}") == "hi\n"
+            else:
+                assert run(f"stat -c '%u:%g %a' {target}; touch {target}/new; ls -A {target}") == "1:2 750\nnew\n"
+            script(scripts.UNMOUNT, str(number), target)
+            assert run("find /srv /new -type f -exec cat {} + 2>/dev/null || true") == before == "mine\n", (target, source)
+        assert run("ls -A /.atoll/mounts /new") == "/.atoll/mounts:\n\n/new:\n"
+    finally:
+        sandbox.kill()
 
 
 def test_control_that_is_killed_between_two_stages_leaves_nothing(instance: Instance, context: Path, name: str) -> None:

@@ -167,7 +167,8 @@ fi
 if [ -n "$owner" ]; then give "$owner"; fi
 if [ -n "$mode" ]; then chmod "$mode" .; fi
 cd /
-from=$place/files/$source
+from=$place/files
+if [ "$source" != . ]; then from=$place/files/$source; fi
 if [ ! -e "$from" ]; then
     echo "there is no $source" >&2
     exit 1

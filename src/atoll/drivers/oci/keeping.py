@@ -129,6 +129,9 @@ class Keeping(Saving):
         directory = self._view.directory(order.placement_id)
         if self._runtime.saves is not SaveMode.FULL or saves.predates_names(directory):
             return ""
+        if order.spec.tmp_on_disk:
+            # A build's bench is restored as nobody's, and keeps what its step brings below the image's own `/.atoll`.
+            return ""
         who = PlacementFile(sandbox_id=order.sandbox_id, placement_id=order.placement_id, generation=order.generation, nonce=order.nonce)
         shown = directory / saves.SHOWN
         shown.mkdir(exist_ok=True, mode=0o755)
