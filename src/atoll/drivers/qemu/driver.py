@@ -22,10 +22,9 @@ from atoll.drivers.oci import probes, selftest
 from atoll.drivers.oci.config import OciConfig
 from atoll.drivers.oci.driver import OciDriver, no_step
 from atoll.drivers.oci.images import Blocking, Images
-from atoll.drivers.oci.runtime import Launch
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import Slot
-from atoll.drivers.port import Capabilities, OnExit, Order, Probe, Seen
+from atoll.drivers.port import Capabilities, OnExit, Order, Probe
 from atoll.drivers.qemu import options, tap
 from atoll.drivers.qemu.config import Accelerator, MachineConfig
 from atoll.drivers.qemu.machine import VM, Machines
@@ -128,17 +127,10 @@ class QemuDriver(OciDriver):
 
     # -- where containers differ
 
-    async def _prepare_image(self, order: Order) -> None:
-        self._require_machines()
-        await super()._prepare_image(order)
-
-    async def _begin(self, order: Order, rootfs: Path, begin: Callable[[Launch], int]) -> Seen:
-        self._require_machines()
-        return await super()._begin(order, rootfs, begin)
-
-    def _require_machines(self) -> None:
+    async def _prepare(self, order: Order, rootfs: Path) -> None:
         if self._lacks is not None:
             raise Refused(Code.RUNTIME_MISSING, self._lacks)
+        await super()._prepare(order, rootfs)
 
     def _write_what_it_is(self, order: Order, slot: Slot, rootfs: Path) -> None:  # noqa: ARG002 - the same for all kinds
         content = options.guest_disk(order, resolver=self.gateway_address, tmpfs_percent=self._config.tmpfs_percent)
