@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -76,9 +77,10 @@ async def answers(address: str, other_command: tuple[str, ...]) -> bool:
         try:
             async with asyncio.timeout(0.25):
                 reader, writer = await asyncio.open_connection(address, GUEST_PORT)
-                writer.write(_REQUEST)
-                line = await reader.readline()
-                writer.close()
+                # A guest that is only just beginning takes the connection and answers later than one waits here.
+                with contextlib.closing(writer):
+                    writer.write(_REQUEST)
+                    line = await reader.readline()
                 return line.startswith(b"HTTP/1.1 ")
         except (OSError, TimeoutError):
             await asyncio.sleep(_LOOK_EVERY_S)
