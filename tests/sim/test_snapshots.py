@@ -224,6 +224,21 @@ async def test_a_fenced_host_takes_its_snapshots_with_it(world: World, agent: Ag
     assert refused.value.code == "TEMPLATE_NOT_FOUND"
 
 
+async def test_who_still_has_what_was_given_up_is_told_to_drop_it(world: World, agent: Agent) -> None:
+    """A machine that was off and fenced, and is a host again with the disk that it had."""
+    async with agent.at_work():
+        taken = await took(world, (await world.create())["id"])
+    assert not (await agent.poll(kept=[taken["id"]])).snapshots, "nobody has given it up"
+    assert (await world.call("POST", "/v1/hosts/local/disable", json={"off": True})).status_code == 200
+    async with asyncio.timeout(10):
+        while await state_of(world, taken["id"]) is not State.FAILED:
+            await asyncio.sleep(0.02)
+    again = await world.agent("other", token=await world.token("other"))
+    (order,) = (await again.poll(kept=[taken["id"], "snp_" + "x" * 20])).snapshots
+    assert (order.id, order.wish) == (taken["id"], wire.SnapshotWish.DROP), "what is on no record is left alone"
+    assert not (await again.poll()).snapshots
+
+
 async def test_pages_go_through_all_of_them(world: World, agent: Agent) -> None:
     async with agent.at_work():
         parent = await world.create()

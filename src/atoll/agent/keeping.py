@@ -32,6 +32,8 @@ log = get_logger()
 Tell = Callable[[SnapshotSeen], Awaitable[None]]
 """Have control hear it. *Errors*: AtollError; then it is told again."""
 DROP_AGAIN_S: Final = 30.0
+LIST_EVERY_S: Final = 600.0
+"""What is here is told again so often: control may have given some of it up while this host was away."""
 
 
 @dataclass(slots=True)
@@ -51,12 +53,37 @@ class Keeping:
         self._work: dict[str, _Work] = {}
         self._keeps = asyncio.Semaphore(parallel)
         self._group: asyncio.TaskGroup | None = None
+        self._untold: dict[str, None] = {}
+        """What is here and control has not been told of since the last look."""
 
     async def run(self) -> None:
         """Work until cancelled; guests and what is kept stay as they are."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            await asyncio.Event().wait()
+            while True:
+                await self._look()
+                await asyncio.sleep(LIST_EVERY_S)
+
+    async def _look(self) -> None:
+        backoff = Backoff(self._dice, first_s=0.5, most_s=60.0)
+        while True:
+            try:
+                self._untold = dict.fromkeys([name for driver in self._distinct() for name in await driver.snapshots()])
+            except (AtollError, OSError) as error:
+                code, detail = explain(error, otherwise=Code.INTERNAL)
+                log.warning(events.COMMAND_FAILED, operation="snapshots", code=code, message=detail)
+            else:
+                return
+            await asyncio.sleep(backoff.next_s())
+
+    def untold(self) -> list[str]:
+        """What the next poll tells of what is here; `told` when it is answered."""
+        return [name for name in self._untold if name not in self._work][:SNAPSHOTS_MAX]
+
+    def told(self, names: Sequence[str]) -> None:
+        """Control has heard that these are here."""
+        for name in names:
+            self._untold.pop(name, None)
 
     def under_way(self) -> dict[str, SnapshotWish]:
         """What control need not order again."""

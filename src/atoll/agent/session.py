@@ -189,6 +189,8 @@ class Session:
             self._telling.lost()
             raise
         self._telling.answered(answer.told)
+        if answer.told is not None:
+            self._host.keeping.told(message.kept)
         self._host.outbox.landed(message.observations, answer.acknowledged)
         news = await self._take(answer, sent_boot) or bool(message.observations)
         await self._bury(confirmed)
@@ -225,6 +227,7 @@ class Session:
             dropped=word.dropped,
             tombstones=tombstones,
             snapshots=host.keeping.under_way(),
+            kept=host.keeping.untold(),
             sent_at=self._clock.now(),
             park_s=0.0 if first or self._lost or word.more or host.outbox.more() or host.deadlines.unsure else self._park_s(health),
         )

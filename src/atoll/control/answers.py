@@ -53,7 +53,7 @@ class Answers:
         CONTROL_UNAVAILABLE when the store has begun another life.
         """
         session, wanted = await self.wants.of(host.id)
-        kept = await self.store.read(lambda conn: snapshots.wanted(conn, host.id))
+        kept = await self.store.read(lambda conn: snapshots.wanted(conn, host.id, has=poll.kept))
         if session.incarnation != self.incarnation:
             raise restoring.outlived()
         if session.epoch != poll.epoch:

@@ -84,10 +84,10 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-async def telling(writing: Awaitable[T], tell: Tell[T] | None, doubt: Doubt | None) -> T:
-    """What `writing` gives, told of as `Store.write` promises. *Errors*: its own."""
+async def telling(writing: Callable[[], Awaitable[T]], tell: Tell[T] | None, doubt: Doubt | None) -> T:
+    """What `writing()` gives, told of as `Store.write` promises. *Errors*: its own."""
     try:
-        result = await writing
+        result = await writing()
     except OutcomeUnknown:
         if doubt is not None:
             doubt()

@@ -69,7 +69,7 @@ class PostgresStore:
         """
         if self._closed:
             raise Unavailable(Code.STORE_UNAVAILABLE, "the store is closed")
-        writing = asyncio.ensure_future(telling(self._write(work), tell, doubt))
+        writing = asyncio.ensure_future(telling(lambda: self._write(work), tell, doubt))
         self._writing.add(writing)
         writing.add_done_callback(self._written)
         # Shielded: a caller that is cancelled does not cut off a decision that may already be on disk.

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
 from atoll.domain.sandbox import STARTING
-from atoll.domain.snapshot import HELD, Purpose, Snapshot, State, held_disk_mib
+from atoll.domain.snapshot import HELD, TERMINAL, Purpose, Snapshot, State, held_disk_mib
 from atoll.domain.spec import SaveMode
 from atoll.store import hints, rows
 from atoll.store.engine import Stale
@@ -21,6 +21,7 @@ from atoll.store.tables import SANDBOXES, SNAPSHOTS
 _USING: Final = (*VISIBLE, *(state.value for state in STARTING))
 """Not those that are being released: nobody has them any more."""
 _STARTING: Final = tuple(state.value for state in STARTING)
+_ENDED: Final = tuple(state.value for state in TERMINAL)
 _HELD: Final = tuple(state.value for state in HELD)
 _SHOWN: Final = (SNAPSHOTS.c.state == State.READY.value, SNAPSHOTS.c.purpose == Purpose.KEPT.value)
 # Each poll runs it.
@@ -107,9 +108,16 @@ def count_held(conn: sa.Connection, team_id: str) -> int:
     return int(conn.execute(sa.select(sa.func.count()).select_from(SNAPSHOTS).where(*its)).scalar_one())
 
 
-def wanted(conn: sa.Connection, host_id: str) -> Sequence[Wanted]:
-    """What is to be kept, or to go, on a host."""
-    return [Wanted(*row.values()) for row in _ORDERS.all(conn, {"host_id": host_id})]
+def wanted(conn: sa.Connection, host_id: str, *, has: Sequence[str] = ()) -> Sequence[Wanted]:
+    """What is to be kept, or to go, on a host. `has`: what it says that it has; what of that has ended is to go as well: it was given up
+    while its host was away.
+    """
+    ordered = [Wanted(*row.values()) for row in _ORDERS.all(conn, {"host_id": host_id})]
+    if not has:
+        return ordered
+    columns = (SNAPSHOTS.c.id, SNAPSHOTS.c.placement_id, SNAPSHOTS.c.mode)
+    ended = conn.execute(sa.select(*columns).where(SNAPSHOTS.c.id.in_(has), SNAPSHOTS.c.state.in_(_ENDED)))
+    return [*ordered, *(Wanted(row.id, State.DELETING.value, row.placement_id, row.mode) for row in ended)]
 
 
 def held_on(conn: sa.Connection, host_id: str) -> Sequence[Snapshot]:

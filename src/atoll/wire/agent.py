@@ -241,6 +241,8 @@ class Poll(Message):
     """Absent placements that control has not confirmed yet."""
     snapshots: dict[str, SnapshotWish] = Field(default_factory=dict, max_length=SNAPSHOTS_MAX)
     """snapshot id → what of it is under way here, or done and not heard yet."""
+    kept: list[str] = Field(default_factory=list, max_length=SNAPSHOTS_MAX)
+    """Snapshots that are here, told by each run and now and then, in turns: control orders those away that nobody has any more."""
     sent_at: float | None = None
     """The host's wall clock when it sent this: tells how far it is from control's."""
     park_s: float = Field(default=POLL_PARK_S_MAX, ge=0, le=POLL_PARK_S_MAX)

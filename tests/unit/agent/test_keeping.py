@@ -173,3 +173,21 @@ async def test_the_next_run_is_told_again_what_the_last_one_did(bench: Bench) ->
         assert keeping.under_way() == {}
         keeping.take([KEEP])
         assert (await bench.until_told(1)).state is SnapshotState.KEPT
+
+
+async def test_a_run_tells_what_is_here_until_control_has_heard_it(bench: Bench) -> None:
+    await bench.ready()
+    async with at_work(bench) as keeping:
+        keeping.take([KEEP])
+        await bench.until_told(1)
+    bench.keeping = bench.make()
+    async with at_work(bench) as keeping:
+        async with asyncio.timeout(5):
+            while not keeping.untold():
+                await asyncio.sleep(0.005)
+        assert keeping.untold() == [S]
+        keeping.take([DROP])
+        assert keeping.untold() == [], "control has ordered it away"
+        await bench.until_told(2)
+        keeping.told([S])
+        assert keeping.untold() == []

@@ -47,7 +47,7 @@ class Handle:
 
     async def write(self, work: Work[T], *, tell: Tell[T] | None = None, doubt: Doubt | None = None) -> T:
         """As Store.write. Whoever is cancelled does not undo what has been given to the store."""
-        writing = asyncio.ensure_future(telling(self._write(work), tell, doubt))
+        writing = asyncio.ensure_future(telling(lambda: self._write(work), tell, doubt))
         writing.add_done_callback(_heard)
         return await asyncio.shield(writing)
 
