@@ -284,7 +284,7 @@ def test_a_small_image_of_a_registry_is_built_upon(product: Product, name: str, 
     assert sandbox.commands.run("cat /srv/tree/deep/file.txt /srv/tree/again/deep/file.txt").stdout == "deep\ndeep\n"
     assert sandbox.commands.run("stat -c '%U %a' /srv/tree/one.txt /srv/tree/deep/file.txt").stdout.split()[:3] == ["user", "640", "root"]
     assert sandbox.commands.run("cat /srv/globbed/one.txt /srv/all/one.txt /srv/all/tree/deep/file.txt").stdout == "one\none\ndeep\n"
-    assert sandbox.commands.run("ls -a /.atoll").stdout.split() == [".", "..", "guest"]
+    assert sandbox.commands.run("ls -a /.atoll").stdout.split() == [".", "..", "guest", "placement"]
 
     wrong = Template().from_image(registry, username="me", password="another").run_cmd("true")
     with pytest.raises(BuildException) as raised:

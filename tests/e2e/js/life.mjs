@@ -61,11 +61,27 @@ test('what cannot be is told', async () => {
   assert.ok((await count()) > first, 'the process that counts goes on')
   assert.ok((await back.commands.list()).some((one) => one.pid === counting.pid), 'and is listed')
   assert.equal(await back.kill(), true)
+})
+
+test('a moment is kept, begun from and forked', async () => {
   const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
+  const others = []
   try {
-    await assert.rejects(sandbox.createSnapshot(), (error) => error instanceof SandboxError && /not supported/.test(error.message))
+    await sandbox.files.write('/home/user/kept.txt', 'kept')
+    const { snapshotId } = await sandbox.createSnapshot()
+    await sandbox.files.write('/home/user/kept.txt', 'changed since')
+    assert.deepEqual((await sandbox.listSnapshots().nextItems()).map((one) => one.snapshotId), [snapshotId])
+    others.push(await Sandbox.create(snapshotId, { timeoutMs: 60_000 }))
+    assert.equal(await others[0].files.read('/home/user/kept.txt'), 'kept')
+    const forks = await sandbox.fork({ count: 2, timeoutMs: 60_000 })
+    others.push(...forks)
+    for (const fork of forks) assert.equal(await fork.files.read('/home/user/kept.txt'), 'changed since')
+    assert.equal(new Set([sandbox, ...others].map((one) => one.sandboxId)).size, 4)
+    await others.shift().kill()
+    assert.equal(await Sandbox.deleteSnapshot(snapshotId), true)
+    await assert.rejects(Sandbox.create(snapshotId), SandboxError)
   } finally {
-    await sandbox.kill()
+    for (const one of [sandbox, ...others]) await one.kill()
   }
 })
 

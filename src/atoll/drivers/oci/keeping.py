@@ -134,7 +134,9 @@ class Keeping(Saving):
             return ""
         who = PlacementFile(sandbox_id=order.sandbox_id, placement_id=order.placement_id, generation=order.generation, nonce=order.nonce)
         shown = directory / saves.SHOWN
-        shown.mkdir(exist_ok=True, mode=0o755)
+        shown.mkdir(exist_ok=True)
+        # Whatever this process makes is its own alone; a guest's users may look into its directories.
+        shown.chmod(0o755)
         (shown / Path(PLACEMENT_PATH).name).write_text(who.model_dump_json())
         # Where the guest's program is mounted.
         (shown / Path(GUEST_PATH).name).touch()
