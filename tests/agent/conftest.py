@@ -108,6 +108,7 @@ class Machine:
     def __init__(self) -> None:
         self.things: dict[str, Thing] = {}
         self.stray: list[Held] = []
+        self.kept: set[str] = set()
         self.history: list[tuple[str, str]] = []
         self.started: dict[str, int] = {}
         self.restored: dict[str, int] = {}
@@ -224,6 +225,12 @@ class MachineDriver:
         if thing is None:
             return Seen(Power.ABSENT)
         return Seen(thing.power, address="10.64.0.2" if thing.power in (Power.RUNNING, Power.FROZEN) else None, leftovers=("disk",))
+
+    async def snapshots(self) -> list[str]:
+        return sorted(self.machine.kept)
+
+    async def drop(self, snapshot_id: str) -> None:
+        self.machine.kept.discard(snapshot_id)
 
     async def held(self) -> list[Held]:
         mine = [Held(i, t.order.sandbox_id, t.order.generation, ("process 1",)) for i, t in self.machine.things.items()]

@@ -78,9 +78,11 @@ async def test_a_revoked_credential_fences_the_host(world):
     world.control.want(A)
     world.control.want(B)
     await world.control.until_ready(A, B)
+    world.machine.kept.add("snp_" + "s" * 20)
     world.control.refuse.append(Refused(Code.CREDENTIAL_REVOKED, "disabled"))
     world.control.news.set()
     await world.control.until(lambda: world.machine.things == {})
+    await world.control.until(lambda: not world.machine.kept)
     await world.control.until_absent(A, B)
     assert {world.control.seen(i).ended_by for i in (A, B)} == {"fence"}
     assert not world.task.done()

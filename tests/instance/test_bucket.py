@@ -103,7 +103,7 @@ def test_an_agent_that_is_killed_while_it_fetches_goes_on(kept: tuple[Instance, 
         instance.run("template", "import", name, f"oci-layout:{image.write(tmp_path / name)}")
         with ThreadPoolExecutor(1) as threads:
             creating = threads.submit(instance.create, "--template", name)
-            program, before = carrying(instance, "fetch", begun), instance.pid("agent")
+            program, before = carrying(instance, "unpack", begun), instance.pid("agent")
             kill(instance, "agent")
             until(lambda before=before: instance.pid("agent") not in (None, before), within_s=60)
             os.kill(program, signal.SIGKILL if with_program else signal.SIGCONT)

@@ -69,7 +69,7 @@ class Keeping:
         while True:
             try:
                 self._untold = dict.fromkeys([name for driver in self._distinct() for name in await driver.snapshots()])
-            except (AtollError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - a task boundary: looked at again, and everything else goes on
                 code, detail = explain(error, otherwise=Code.INTERNAL)
                 log.warning(events.COMMAND_FAILED, operation="snapshots", code=code, message=detail)
             else:
