@@ -52,6 +52,9 @@ class Bank:
         self.shop.passed.append(target)
 
     async def layer(self) -> Layer:
+        if self.shop.losses > 0:
+            self.shop.losses -= 1
+            raise Refused(self.shop.lost_by, "the guest ended while its files were handed out")
         content = repr((self.image, self.done)).encode()
         entries = 0 if self.done == ["true"] else 1
         return Layer(f"sha256:{hashlib.sha256(content).hexdigest()}", len(content), entries)
@@ -67,6 +70,9 @@ class Shop:
     tried: list[Result] = field(default_factory=list)
     passed: list[Path] = field(default_factory=list)
     """Where what one stage gives to another was on its way."""
+    losses: int = 0
+    """Benches that go while their layer is handed out."""
+    lost_by: Code = Code.PLACEMENT_LOST
     open: int = 0
     most: int = 0
     tidied: int = 0
@@ -243,6 +249,22 @@ async def test_a_step_whose_image_is_lost_is_taken_again(world: World, shop: Sho
     shop.images.clear()
     await built(world, run("a"))
     assert shop.ran == ["a", "a"]
+
+
+async def test_a_step_whose_bench_goes_while_its_files_are_handed_out_is_taken_once_more(world: World, shop: Shop) -> None:
+    """As when its host's agent is killed in that moment; what happens twice is no accident, and another failure is none either."""
+    shop.losses = 1
+    done = await built(world, run("one"))
+    assert done["status"] == "ready", done
+    assert shop.ran == ["one", "one"]
+    assert any("once more" in line for line in done["logs"])
+    assert shop.open == 0
+    shop.losses = 2
+    assert (await built(world, run("two")))["status"] == "error"
+    assert shop.ran.count("two") == 2
+    shop.losses, shop.lost_by = 1, Code.HOST_DISK_FULL
+    assert (await built(world, run("three")))["status"] == "error"
+    assert shop.ran.count("three") == 1
 
 
 async def test_another_team_takes_its_steps_itself(world: World, shop: Shop) -> None:

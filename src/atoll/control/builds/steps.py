@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from atoll.base.errors import AtollError, Code
 from atoll.control.builds import scripts
 from atoll.control.builds.journal import Page
-from atoll.control.builds.port import Bench, Workshop
+from atoll.control.builds.port import Bench, Layer, Workshop
 from atoll.domain.building import Build
 from atoll.planning.recipes import Action, Context, Copy, MakeDirectory, Run
 
@@ -51,19 +52,34 @@ class Steps:
         """The image after a step. *Errors*: StepFailed; those of the workshop."""
         async with contextlib.AsyncExitStack() as kept:
             archives = [await kept.enter_async_context(self._archive(*one)) for one in _needs(action)]
-            async with self.room, self.workshop.bench(self.build, image) as bench:
-                match action:
-                    case Run():
-                        await self._mount(bench, action, archives)
-                        await self._run(bench, action, context)
-                        for number, mount in reversed([*enumerate(action.mounts)]):
-                            await self._script(bench, scripts.UNMOUNT, [str(number), mount.target], f"the mount at {mount.target!r}")
-                    case Copy():
-                        await self._copy(bench, action, archives[0])
-                    case MakeDirectory():
-                        await self._script(bench, scripts.MAKE_DIRECTORY, [action.path, action.owner], f"the directory {action.path!r}")
-                layer = await bench.layer()
+            layer = await self._layer(action, context, image, archives, last=False) or await self._layer(
+                action, context, image, archives, last=True
+            )
+        assert layer is not None
         return await self.workshop.extend(image, layer) if layer.entries else image
+
+    async def _layer(self, action: Action, context: Context, image: str, archives: Sequence[Path], *, last: bool) -> Layer | None:
+        """What a step changes, done on a fresh bench. None, unless it is the `last` try: its bench went while that was handed out, as it
+        may when its host's agent is killed, and nothing that anybody could use has come of it.
+        """
+        async with self.room, self.workshop.bench(self.build, image) as bench:
+            match action:
+                case Run():
+                    await self._mount(bench, action, archives)
+                    await self._run(bench, action, context)
+                    for number, mount in reversed([*enumerate(action.mounts)]):
+                        await self._script(bench, scripts.UNMOUNT, [str(number), mount.target], f"the mount at {mount.target!r}")
+                case Copy():
+                    await self._copy(bench, action, archives[0])
+                case MakeDirectory():
+                    await self._script(bench, scripts.MAKE_DIRECTORY, [action.path, action.owner], f"the directory {action.path!r}")
+            try:
+                return await bench.layer()
+            except AtollError as error:
+                if last or error.code is not Code.PLACEMENT_LOST:
+                    raise
+                self.page.say(f"its sandbox went before its files could be had ({error.message.splitlines()[0][:200]}): once more")
+                return None
 
     @contextlib.asynccontextmanager
     async def _archive(self, source: str, files_hash: str | None, from_stage: int | None) -> AsyncIterator[Path]:
