@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from atoll.drivers.oci.config import RuntimeKind
 from bench.findings import Finding
 from bench.stats import Sample
 from bench.world import CLASS, SIZE, World
@@ -22,7 +21,7 @@ async def measure(world: World) -> Finding:
             "for and not found, and control has recorded that."
         ),
     )
-    for kind in RuntimeKind:
+    for kind in CLASS:
         answered, gone = Sample(), Sample()
         for _ in range(world.count(30, 5)):
             made = await world.api.create(CLASS[kind], **SIZE)

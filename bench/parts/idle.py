@@ -37,10 +37,10 @@ async def measure(world: World) -> Finding:
         about=f"{SANDBOXES} idle sandboxes of each kind stand beside; memory counts shared pages by share.",
     )
     made: list[Made] = []
-    memory = {kind: Sample() for kind in RuntimeKind}
+    memory = {kind: Sample() for kind in CLASS}
     instance = world.api.instance
     try:
-        for kind in RuntimeKind:
+        for kind in CLASS:
             mine = [await world.api.create(CLASS[kind], **SIZE) for _ in range(SANDBOXES)]
             made += mine
             await asyncio.sleep(2.0)
@@ -60,7 +60,7 @@ async def measure(world: World) -> Finding:
         finding.rows.append([name, figure(sizes[name]), f"{shares[name] * 100:.2f}"])
     whole, share = sum(sizes[name] for name in OURS), sum(shares[name] for name in OURS)
     finding.rows.append(["control + agent + edge", figure(whole), f"{share * 100:.2f}"])
-    for kind in RuntimeKind:
+    for kind in CLASS:
         finding.rows.append([f"one sandbox, {kind}", figure(memory[kind].median), ""])
         finding.keep(f"{kind} (MiB)", memory[kind])
     finding.verdicts.append(
