@@ -22,6 +22,7 @@ from atoll.hostops import processes
 from atoll.testing.conformance.killed import BEGUN_FROM, KEPT, USED, Script
 from atoll.testing.conformance.oci_stand import OciStand, missing
 from atoll.testing.conformance.stand import shell
+from tests.conformance.removal import can_be_removed
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime]
 
@@ -60,18 +61,6 @@ class Scene:
 @pytest.fixture(params=[RuntimeKind.RUNSC, RuntimeKind.CRUN], ids=str)
 def scene(request, tmp_path, binaries, cache):
     return Scene(request.param, tmp_path, binaries, cache)
-
-
-async def can_be_removed(stand, order):
-    await stand.driver.remove(order.placement_id)
-    assert (await stand.driver.inspect(order.placement_id)).power is Power.ABSENT
-    assert not await stand.driver.held()
-    # A killed run's namespaces are taken away by the kernel in its own time.
-    for _ in range(100):
-        if not (left := stand.traces(order)):
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(left)
 
 
 def test_every_boundary_is_counted(scene):

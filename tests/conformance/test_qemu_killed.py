@@ -20,6 +20,7 @@ from atoll.drivers.qemu.options import RUN
 from atoll.testing.conformance.killed import USED, Script
 from atoll.testing.conformance.qemu_stand import QemuStand, missing
 from atoll.testing.conformance.stand import shell
+from tests.conformance.removal import can_be_removed
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(1800)]
 
@@ -68,17 +69,6 @@ def scene(tmp_path, binaries, cache):
     return Scene(tmp_path, binaries, cache)
 
 
-async def removed(stand, order):
-    await stand.driver.remove(order.placement_id)
-    assert (await stand.driver.inspect(order.placement_id)).power is Power.ABSENT
-    assert not await stand.driver.held()
-    for _ in range(100):
-        if not (left := stand.traces(order)):
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(left)
-
-
 async def test_killed_between_any_two_steps(scene):
     """The first life of a stand finds out what machines run on, with steps of its own: they are not counted."""
     await (await scene.next_run()).close()
@@ -93,7 +83,7 @@ async def test_killed_between_any_two_steps(scene):
         try:
             if die_at % 2:
                 assert (await stand.driver.start(scene.order)).power is Power.RUNNING
-            await removed(stand, scene.order)
+            await can_be_removed(stand, scene.order)
         finally:
             await stand.close()
 
@@ -112,7 +102,7 @@ async def test_killed_between_two_steps_of_a_save_or_restore(scene):
                 return
             assert status == -signal.SIGKILL, said
             await goes_on(stand, scene.order, said)
-            await removed(stand, scene.order)
+            await can_be_removed(stand, scene.order)
         finally:
             await stand.close()
     pytest.fail("it never came to its end")
@@ -156,7 +146,7 @@ async def test_qemu_is_killed_while_it_saves_or_is_restored(scene):
         await asyncio.sleep(0.3)
         assert (await stand.driver.inspect(scene.order.placement_id)).power is Power.SAVED, "nobody has used it"
         await stand.guest(scene.order, await stand.driver.restore(scene.order))
-        await removed(stand, scene.order)
+        await can_be_removed(stand, scene.order)
     finally:
         await stand.close()
 
@@ -195,6 +185,6 @@ async def test_a_save_that_fails_leaves_its_guest_as_it_was(scene):
         found = await stand.driver.restore(scene.order)
         await stand.driver.discard(scene.order.placement_id)
         assert (await shell(await stand.guest(scene.order, found), "cat /kept")).out == "kept\n"
-        await removed(stand, scene.order)
+        await can_be_removed(stand, scene.order)
     finally:
         await stand.close()

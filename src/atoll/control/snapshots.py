@@ -22,6 +22,7 @@ from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavail
 from atoll.base.ids import Dice, Prefix, is_id, new_id
 from atoll.base.units import Vector
 from atoll.control.loops.reconcile import Reconciler
+from atoll.control.loops.stepping import keep_stepping
 from atoll.control.service import Caller, Page
 from atoll.domain import history as ev
 from atoll.domain.host import Host
@@ -46,7 +47,6 @@ HELD_MAX: Final = 1000
 """Snapshots of one team that have not ended."""
 _LOOK_AGAIN_S: Final = 2.0
 _IDLE_S: Final = 60.0
-_AGAIN_S: Final = 1.0
 _CALLERS_FAULT: Final = frozenset({Code.NOT_SUPPORTED, Code.ILLEGAL_STATE, Code.PLACEMENT_LOST})
 _NAME: Final = re.compile(
     r"(?:(?P<namespace>[a-z0-9][a-z0-9_-]{0,127})/)?(?P<name>[a-z0-9][a-z0-9_-]{0,127})(?::(?P<tag>[a-z0-9._-]{1,128}))?"
@@ -218,16 +218,7 @@ class Snapshots:
 
     async def run(self) -> None:
         """Act on deadlines until cancelled."""
-        while True:
-            self.due.clear()
-            pause_s = _AGAIN_S
-            try:
-                pause_s = await self.step()
-            except AtollError as error:
-                LOG.warning(names.SNAPSHOT_DEADLINE, code=error.code, error=error.message)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self.due.wait()
+        await keep_stepping(self.step, self.due, event=names.SNAPSHOT_DEADLINE)
 
     async def step(self) -> float:
         """What is late now. *Units*: seconds until the next look."""

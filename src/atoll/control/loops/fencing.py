@@ -9,15 +9,14 @@ without a lease, and so may one that could not be saved (`suspend`): only that w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError
 from atoll.control.directory import Directory
 from atoll.control.loops.reconcile import Reconciler
+from atoll.control.loops.stepping import keep_stepping
 from atoll.domain.host import LEASE_S, Admin, Host
 from atoll.domain.spec import OnLeaseExpiry
 from atoll.planning.stimuli import Fenced
@@ -29,7 +28,6 @@ LOG = get_logger()
 
 SKEW_S: Final = 5.0
 _IDLE_S: Final = 60.0
-_AGAIN_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -51,16 +49,7 @@ class Fencing:
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        while True:
-            self.due.clear()
-            pause_s = _AGAIN_S
-            try:
-                pause_s = await self.step()
-            except AtollError as error:
-                LOG.warning(names.HOST_FENCED, code=error.code, error=error.message)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self.due.wait()
+        await keep_stepping(self.step, self.due, event=names.HOST_FENCED)
 
     async def step(self) -> float:
         """Free what may be freed. *Units*: seconds until the next look."""

@@ -73,9 +73,9 @@ def host_pids_max(kind: RuntimeKind, pids_max: int) -> int:
     return pids_max * HOST_PIDS_FACTOR + HOST_PIDS_SPARE if kind is RuntimeKind.RUNSC else pids_max
 
 
-def guest_environment(order: Order, *, named: bool = False) -> str:
-    """ATOLL_GUEST_CONFIG of this placement. Holds no secret. `named`: the guest is shown whose it is."""
-    config = GuestConfig(
+def guest_config(order: Order, *, named: bool = False) -> GuestConfig:
+    """What a guest of this placement is told of itself. Holds no secret. `named`: it is shown whose it is."""
+    return GuestConfig(
         sandbox_id=order.sandbox_id,
         placement_id=order.placement_id,
         generation=order.generation,
@@ -87,7 +87,11 @@ def guest_environment(order: Order, *, named: bool = False) -> str:
         pids_max=order.spec.pids_max,
         placement_file=PLACEMENT_PATH if named else "",
     )
-    return config.model_dump_json()
+
+
+def guest_environment(order: Order, *, named: bool = False) -> str:
+    """ATOLL_GUEST_CONFIG of this placement; as `guest_config`."""
+    return guest_config(order, named=named).model_dump_json()
 
 
 def make(kind: RuntimeKind, order: Order, places: Places) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
+from atoll.drivers.oci.bundle import guest_config
 from atoll.drivers.port import Order
 from atoll.drivers.qemu import line, qmp, tap
 from atoll.drivers.qemu.config import Accelerator
 from atoll.drivers.qemu.jail import INNER_FIRMWARE, INNER_IMAGE, INNER_INITRD, INNER_KERNEL, INNER_VM
-from atoll.wire.guest import GuestConfig
 
 DISK: Final = "disk.img"
 CONFIG: Final = "config.img"
@@ -107,19 +107,8 @@ def guest_disk(order: Order, *, resolver: str, tmpfs_percent: tuple[int, int, in
     """The small disk by which a guest is told what it is; `native/internal/guest/boot` reads it. Holds no secret."""
     usable = max(KERNEL_MIB, order.spec.memory_mib - KERNEL_MIB)
     tmp, shm, run = (max(1, usable * percent // 100) for percent in tmpfs_percent)
-    guest = GuestConfig(
-        sandbox_id=order.sandbox_id,
-        placement_id=order.placement_id,
-        generation=order.generation,
-        nonce=order.nonce,
-        public_key=order.guest_public_key,
-        command=list(order.spec.command),
-        command_user=order.spec.command_user,
-        ready=list(order.spec.ready_command),
-        pids_max=order.spec.pids_max,
-    )
     content: dict[str, Any] = {
-        "guest": guest.model_dump(),
+        "guest": guest_config(order).model_dump(),
         "network": {"address": f"{tap.GUEST}/{tap.PREFIX}", "gateway": tap.ROUTER, "resolver": resolver},
         "hostname": order.hostname,
         "tmp_mib": 0 if order.spec.tmp_on_disk else tmp,
