@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import socket
+import ssl
 import stat
 import subprocess
 import time
@@ -159,6 +160,27 @@ def test_new_programs_replace_old_ones_under_sandboxes_that_go_on(fresh: Callabl
     assert one.pid("edge") != before
     assert one.exec(sandbox, "echo", "on") == "on\n"
     assert "running already" in one.run("up", "--no-demo").stdout
+
+
+def test_control_listens_to_other_machines_after_the_next_up(fresh: Callable[[], Instance]) -> None:
+    """As docs/guides/add-a-host.md says, for a machine that has had an instance without it."""
+    one = fresh()
+    one.run("up", "--no-demo")
+    sandbox, before = one.create(), {name: one.pid(name) for name in ("control", "edge")}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    one.run("control", "listen", f"127.0.0.1:{port}", "--name", "localhost")
+    assert "new settings" in one.run("up", "--no-demo").stdout
+    assert one.pid("control") != before["control"]
+    assert one.pid("edge") == before["edge"]
+    assert one.exec(sandbox, "echo", "on") == "on\n"
+    said = one.run("host", "enrollment-token", "create", "worker")
+    assert f"atoll agent join https://localhost:{port} --name worker --ca-pin sha256:" in said.stdout + said.stderr
+    authority = ssl.create_default_context(cafile=str(one.home / "tls-authority.pem"))
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as plain, authority.wrap_socket(plain, server_hostname="localhost") as shown:
+        assert shown.getpeercert()
+    assert "new settings" not in one.run("up", "--no-demo").stdout
 
 
 def test_a_taken_port_is_named_with_its_owner_and_another_one_works(fresh: Callable[[], Instance]) -> None:

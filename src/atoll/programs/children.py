@@ -15,6 +15,8 @@ from atoll.programs.users import Account, closed_on_the_way
 
 _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "LD_PRELOAD", "TMPDIR")
 _SECRET: Final = ("ATOLL_API_KEY",)
+_READ_SETTINGS: Final = frozenset({"control", "agent"})
+"""The programs that read `control.toml` when they start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +84,14 @@ def fingerprint() -> str:
             continue
         whole.update(f"{path} {info.st_size} {info.st_mtime_ns}\n".encode())
     return whole.hexdigest()[:16]
+
+
+def mark(layout: Layout, name: str, code: str) -> str:
+    """What a program that is started now is started from: `code`, as `fingerprint` says, and what it reads once of the operator's settings."""
+    if name not in _READ_SETTINGS:
+        return code
+    try:
+        settings = layout.control_config.read_bytes()
+    except FileNotFoundError:
+        return code
+    return f"{code}-{hashlib.sha256(settings).hexdigest()[:16]}"

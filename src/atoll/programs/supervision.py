@@ -14,6 +14,7 @@ from typing import Any
 
 from atoll.base.errors import Code, Unavailable
 from atoll.programs import identity
+from atoll.programs.children import mark
 from atoll.programs.layout import PROCESSES, Layout
 from atoll.programs.supervisor import NAME, end_process, short_path
 
@@ -68,15 +69,41 @@ def start(layout: Layout) -> int:
     )
 
 
-def stop_other_code(layout: Layout, mark: str) -> list[str]:
-    """Without a supervisor: end the programs that an earlier one left and that run other code than `mark`; which ones."""
+def outdated(layout: Layout, code: str) -> list[str]:
+    """The living programs that were started from other code than `code`, or from settings that have changed since."""
+    found: list[str] = []
+    for name in PROCESSES:
+        file = layout.pid_file(name)
+        if identity.living(file) is not None and identity.mark_of(file) != mark(layout, name, code):
+            found.append(name)
+    return found
+
+
+def stop_outdated(layout: Layout, code: str) -> list[str]:
+    """Without a supervisor: end the programs that an earlier one left and that are outdated; which ones."""
     stopped: list[str] = []
-    for name in reversed(PROCESSES):
+    for name in reversed(outdated(layout, code)):
         left = identity.living(layout.pid_file(name))
-        if left is not None and identity.mark_of(layout.pid_file(name)) != mark:
+        if left is not None:
             asyncio.run(end_process(left, 20.0, name))
             stopped.append(name)
     return stopped
+
+
+def restart(layout: Layout, name: str) -> None:
+    """Have the supervisor start one program anew, and wait until it has; it may not be well yet. *Errors*: Unavailable NOT_RUNNING."""
+    before = identity.read(layout.pid_file(name))
+    answer = ask(layout, "restart", name=name)
+    deadline = time.monotonic() + STOP_S
+    while answer.get("ok") and time.monotonic() < deadline:
+        if (now := identity.living(layout.pid_file(name))) is not None and now != before:
+            return
+        time.sleep(0.02)
+    raise Unavailable(
+        Code.NOT_RUNNING,
+        f"{name} was not started anew: {answer.get('error', 'it takes too long')}",
+        hint=f"Its last words are in {layout.log_file(name)}.",
+    )
 
 
 def stop(layout: Layout) -> list[str]:

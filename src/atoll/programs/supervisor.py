@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from atoll.base.errors import Code, Refused
 from atoll.programs import identity, instance, probes, rotation
-from atoll.programs.children import ChildSpec, fingerprint, specs
+from atoll.programs.children import ChildSpec, fingerprint, mark, specs
 from atoll.programs.launch import ALREADY_RUNS
 from atoll.programs.layout import PROCESSES, Layout
 from atoll.programs.restarts import Restarts
@@ -138,7 +138,8 @@ class Supervisor:
     async def _start(self, child: Child) -> None:
         spec, layout = child.spec, self._layout
         command = [sys.executable, "-P", "-m", "atoll.programs.launch"]
-        command += ["--pid-file", str(layout.pid_file(spec.name)), "--lock", str(layout.lock_file(spec.name)), "--mark", self._fingerprint]
+        command += ["--pid-file", str(layout.pid_file(spec.name)), "--lock", str(layout.lock_file(spec.name))]
+        command += ["--mark", mark(layout, spec.name, self._fingerprint)]
         if spec.user is not None:
             command += ["--user", spec.user]
         if spec.show is not None:

@@ -1,8 +1,8 @@
 """`atoll up`: from built programs to a running instance with a first sandbox done.
 
 Theory of operation. Every step can be repeated: what is there is kept. When the instance runs already and is well, up says so; when the
-code on the disk is newer than what runs, the programs are started anew, under sandboxes that go on; when a supervisor is gone but
-its children live, the new one adopts them.
+code on the disk is newer than what runs, or `control.toml` has changed, the programs concerned are started anew, under sandboxes that go
+on; when a supervisor is gone but its children live, the new one adopts them.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def up(place: Layout, steps: Steps, *, with_demo: bool = True) -> Outcome:
             config = instance.load(place)
             with steps.step("running already") as step:
                 step.detail = f"on {config.url}"
+            _renew(place, steps)
         else:
             config = _start(place, steps)
         _wait_healthy(place, config, steps)
@@ -111,11 +112,21 @@ def _is_well(place: Layout) -> bool:
     return all(living(place.pid_file(name)) is not None for name in PROCESSES)
 
 
+def _renew(place: Layout, steps: Steps) -> None:
+    """Start those programs anew that read settings which the operator has changed since; the others go on."""
+    if not (changed := supervision.outdated(place, fingerprint())):
+        return
+    with steps.step("new settings") as step:
+        for name in changed:
+            supervision.restart(place, name)
+        step.detail = f"{', '.join(changed)} started anew (sandboxes go on)"
+
+
 def _start(place: Layout, steps: Steps) -> instance.Config:
     if supervision.running(place) is not None:
         with steps.step("stop what is older") as step:
             step.detail = ", ".join(supervision.stop(place)) + " (sandboxes go on)"
-    elif stopped := supervision.stop_other_code(place, fingerprint()):
+    elif stopped := supervision.stop_outdated(place, fingerprint()):
         with steps.step("stop what is older") as step:
             step.detail = ", ".join(stopped) + " (sandboxes go on)"
     with steps.step("user") as step:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from atoll.programs import children
-from atoll.programs.layout import Layout
+from atoll.programs.layout import PROCESSES, Layout
 from atoll.programs.users import Account
 
 STRANGER = Account("atoll", 4_000_000, 4_000_000)
@@ -52,3 +52,13 @@ def test_the_fingerprint_follows_the_programs(tmp_path: Path, monkeypatch: pytes
     assert children.fingerprint() == before
     (tmp_path / "atoll-io").write_text("new")
     assert children.fingerprint() != before
+
+
+def test_settings_mark_those_programs_alone_that_read_them(tmp_path: Path) -> None:
+    place = Layout(tmp_path)
+    assert {children.mark(place, name, "c") for name in PROCESSES} == {"c"}
+    place.control_config.write_text("a")
+    marked = {name: children.mark(place, name, "c") for name in PROCESSES}
+    assert [name for name in PROCESSES if marked[name] != "c"] == ["control", "agent"]
+    place.control_config.write_text("b")
+    assert children.mark(place, "control", "c") != marked["control"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import Code, Refused, Unavailable
 from atoll.programs import identity, probes, supervision
 from atoll.programs.children import ChildSpec
 from atoll.programs.instance import Config
@@ -240,7 +240,22 @@ async def test_stop_without_a_supervisor_ends_what_it_left(place: Layout) -> Non
     await until(lambda: told(place) == ["start control"])
     other.kill()
     other.wait()
-    assert await asyncio.to_thread(supervision.stop_other_code, place, identity.mark_of(place.pid_file("control")) or "") == []
+    assert await asyncio.to_thread(supervision.stop_outdated, place, identity.mark_of(place.pid_file("control")) or "") == []
     assert await asyncio.to_thread(supervision.stop, place) == ["control"]
     assert told(place) == ["start control", "end control"]
     assert await asyncio.to_thread(supervision.stop, place) == []
+
+
+async def test_who_reads_settings_that_have_changed_is_outdated_and_starts_anew(place: Layout) -> None:
+    async with running(place, spec(place, "control"), spec(place, "edge")):
+        await until(lambda: len(told(place)) == 2)
+        code = identity.mark_of(place.pid_file("edge")) or ""
+        assert supervision.outdated(place, code) == []
+        place.control_config.write_text('[agents]\nlisten = "127.0.0.1:1"\n')
+        assert supervision.outdated(place, code) == ["control"]
+        before = identity.living(place.pid_file("control"))
+        await asyncio.to_thread(supervision.restart, place, "control")
+        assert identity.living(place.pid_file("control")) not in (None, before)
+        assert supervision.outdated(place, code) == []
+        with pytest.raises(Unavailable, match="no such running process"):
+            await asyncio.to_thread(supervision.restart, place, "registry")
