@@ -178,7 +178,10 @@ def test_control_listens_to_other_machines_after_the_next_up(fresh: Callable[[],
     said = one.run("host", "enrollment-token", "create", "worker")
     assert f"atoll agent join https://localhost:{port} --name worker --ca-pin sha256:" in said.stdout + said.stderr
     authority = ssl.create_default_context(cafile=str(one.home / "tls-authority.pem"))
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as plain, authority.wrap_socket(plain, server_hostname="localhost") as shown:
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+        authority.wrap_socket(plain, server_hostname="localhost") as shown,
+    ):
         assert shown.getpeercert()
     assert "new settings" not in one.run("up", "--no-demo").stdout
 
