@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,18 +34,23 @@ REPORTS: Final = REPOSITORY / "build" / "reports"
 
 @dataclass(frozen=True)
 class Suite:
-    """A part of the whole with a name; `run` is told whether the full matrices are wanted."""
+    """A part of the whole with a name; `run` is told whether the full matrices are wanted, and where to say what it says."""
 
     name: str
-    run: Callable[[bool], Counts]
+    run: Callable[[bool, Path | None], Counts]
+    patient: bool = False
+    """It computes and waits for nobody: among others it takes what they leave of the processors, and what it says comes at the end."""
 
 
-def _tests(name: str, *directories: str, workers: str = "0", again: bool = False) -> Suite:
-    return Suite(name, lambda full: python.tests(name, directories, workers=workers, full=full, again=again))
+def _tests(name: str, *directories: str, workers: str = "0", again: bool = False, patient: bool = False) -> Suite:
+    def run(full: bool, log: Path | None) -> Counts:  # noqa: FBT001 - the two answers of _run
+        return python.tests(name, directories, workers=workers, full=full, again=again, log=log)
+
+    return Suite(name, run, patient)
 
 
 def _tool(name: str, *commands: Sequence[str]) -> Suite:
-    return Suite(name, lambda _: python.tools(commands))
+    return Suite(name, lambda *_: python.tools(commands))
 
 
 CHECK: Final = (
@@ -54,10 +60,11 @@ CHECK: Final = (
     _tests("unit", "tests/unit", "tests/property", "tests/wire", "tests/tidy", workers="auto"),
 )
 REST: Final = (
-    Suite("go", lambda _: golang.all_checks()),
+    Suite("go", lambda *_: golang.all_checks()),
     _tests("store", "tests/store", "tests/objects", workers="auto"),
     _tests("agent", "tests/agent", workers="auto", again=True),
-    _tests("sim", "tests/sim", workers="auto", again=True),
+    # In virtual time, so that it may be slow.
+    _tests("sim", "tests/sim", workers="auto", again=True, patient=True),
     # Real runtimes: two at a time, as there is something to measure; kills and restores wait more than they compute.
     _tests("conformance", "tests/conformance", workers="2", again=True),
     # Each worker has an instance of its own.
@@ -91,18 +98,20 @@ def main() -> int:
 def _run(suites: Sequence[Suite], *, full: bool) -> int:
     os.chdir(REPOSITORY)
     REPORTS.mkdir(parents=True, exist_ok=True)
-    whole = Counts()
-    lines: list[str] = []
-    for suite in suites:
-        print(f"\n=== {suite.name}", flush=True)
-        began = time.monotonic()
-        try:
-            counts = suite.run(full)
-        except FileNotFoundError as error:
-            print(f"{error.filename or error}: not found. Run scripts/setup.py --for test first", file=sys.stderr)
-            counts = Counts(failed=1, names=(f"{suite.name}: not set up",))
-        whole += counts
-        lines.append(f"{suite.name:12} {time.monotonic() - began:7.1f} s  {counts}")
+    done: dict[str, tuple[float, Counts]] = {}
+    logs = {suite.name: REPORTS / f"{suite.name}.log" for suite in suites if suite.patient and len(suites) > 1}
+    with ThreadPoolExecutor(1) as one:
+        aside = {suite.name: one.submit(_timed, suite, logs[suite.name], full=full) for suite in suites if suite.name in logs}
+        for suite in suites:
+            if suite.name not in aside:
+                print(f"\n=== {suite.name}", flush=True)
+                done[suite.name] = _timed(suite, None, full=full)
+        for name, running in aside.items():
+            print(f"\n=== {name}, beside the others", flush=True)
+            done[name] = running.result()
+            print(logs[name].read_text(errors="replace"), flush=True)
+    whole = sum((counts for _, counts in done.values()), Counts())
+    lines = [f"{suite.name:12} {done[suite.name][0]:7.1f} s  {done[suite.name][1]}" for suite in suites]
     print("\n=== summary\n" + "\n".join(lines))
     for name in whole.names:
         print(f"failed: {name}")
@@ -111,6 +120,19 @@ def _run(suites: Sequence[Suite], *, full: bool) -> int:
     (REPORTS / "summary.txt").write_text(f"{whole}\n")
     print(whole, flush=True)
     return 1 if whole.failed else 0
+
+
+def _timed(suite: Suite, log: Path | None, *, full: bool) -> tuple[float, Counts]:
+    """How long it took, in seconds, and its counts."""
+    if log is not None:
+        log.write_text("")
+    began = time.monotonic()
+    try:
+        counts = suite.run(full, log)
+    except FileNotFoundError as error:
+        print(f"{error.filename or error}: not found. Run scripts/setup.py --for test first", file=sys.stderr)
+        counts = Counts(failed=1, names=(f"{suite.name}: not set up",))
+    return time.monotonic() - began, counts
 
 
 if __name__ == "__main__":

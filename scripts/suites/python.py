@@ -35,10 +35,11 @@ def tools(commands: Sequence[Sequence[str]]) -> Counts:
     return Counts(failed=len(failed), names=tuple(failed))
 
 
-def tests(name: str, directories: Sequence[str], *, workers: str, full: bool, again: bool) -> Counts:
+def tests(name: str, directories: Sequence[str], *, workers: str, full: bool, again: bool, log: Path | None) -> Counts:
     """Run pytest over the directories that hold tests; the counts come from its report, a crash without one is a failure.
 
     `again`: these tests run against real clocks and programs beside each other; the few that fail are run once more, alone.
+    `log`: they run beside other suites, with what these leave of the processors, and say what they say into this file.
     """
     present = [directory for directory in directories if any(Path(directory).rglob("test_*.py"))]
     for directory in directories:
@@ -52,24 +53,33 @@ def tests(name: str, directories: Sequence[str], *, workers: str, full: bool, ag
     # By files, since what a file shares (an instance, a database) takes longer to make than its tests.
     spread = ["-n", workers, "--dist", "loadfile" if workers.isdecimal() else "load"]
     command = [str(BIN / "pytest"), *present, *selection, *spread, "-q", f"--junitxml={report}", "--durations=5", "--durations-min=5"]
+    # What failed last is kept there: two suites beside each other would write over it.
+    command += ["-o", f"cache_dir=.pytest_cache/{name}"]
     matrices = {"ATOLL_TEST_MATRICES": "full" if full else "sampled"}
-    ended = subprocess.run(command, check=False, env=environment() | matrices)
+    ended = _run(command, environment() | matrices, log)
     counts = _read(report) if report.exists() else Counts()
     if again and ended.returncode == 1 and 0 < counts.failed <= AGAIN_MAX:
-        return _alone(counts, command, report, environment() | matrices)
+        return _alone(counts, command, report, environment() | matrices, log)
     if ended.returncode not in (0, 1, NO_TESTS_COLLECTED) or (ended.returncode == 1 and counts.failed == 0):
         print(f"pytest ended with status {ended.returncode}", flush=True)
         counts += Counts(failed=1, names=(f"pytest ended with status {ended.returncode}",))
     return counts
 
 
-def _alone(first: Counts, command: Sequence[str], report: Path, env: dict[str, str]) -> Counts:
+def _run(command: Sequence[str], env: dict[str, str], log: Path | None) -> subprocess.CompletedProcess[bytes]:
+    if log is None:
+        return subprocess.run(command, check=False, env=env)
+    with log.open("ab") as output:
+        return subprocess.run(["nice", "-n", "19", *command], check=False, env=env, stdout=output, stderr=subprocess.STDOUT)
+
+
+def _alone(first: Counts, command: Sequence[str], report: Path, env: dict[str, str], log: Path | None) -> Counts:
     """What failed, once more, one after the other. A test that fails twice has failed; one that does not is named as unsteady."""
     print(f"{first.failed} failed: once more, alone", flush=True)
     second = report.with_suffix(".again.xml")
     second.unlink(missing_ok=True)
     options = [f"--junitxml={second}", "-n", "0", "--last-failed", "--last-failed-no-failures", "none"]
-    subprocess.run([*(word for word in command if not word.startswith("--junitxml")), *options], check=False, env=env)
+    _run([*(word for word in command if not word.startswith("--junitxml")), *options], env, log)
     counts = _read(second) if second.exists() else Counts()
     if counts.passed + counts.failed != first.failed:
         return first

@@ -2,11 +2,13 @@
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import suite
 from suites import golang, python
 from suites.counts import Counts
 
@@ -69,7 +71,7 @@ def test_pytest_s_report_is_read(tmp_path) -> None:
 
 def test_directories_without_tests_are_named_not_counted(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert python.tests("store", ["tests/store"], workers="0", full=False, again=False) == Counts()
+    assert python.tests("store", ["tests/store"], workers="0", full=False, again=False, log=None) == Counts()
     assert "tests/store: no tests there yet" in capsys.readouterr().out
 
 
@@ -85,5 +87,31 @@ def test_a_few_that_fail_are_run_again_and_the_unsteady_are_named(tmp_path, monk
         "def test_unsteady():\n    seen = Path('seen').exists(); Path('seen').touch(); assert seen\n"
         "def test_wrong(): assert False\n"
     )
-    counted = python.tests("some", ["tests"], workers="0", full=False, again=True)
+    counted = python.tests("some", ["tests"], workers="0", full=False, again=True, log=None)
     assert counted == Counts(passed=2, failed=1, names=("tests/test_some::test_wrong",), unsteady=("tests/test_some::test_unsteady",))
+
+
+def test_a_patient_suite_runs_beside_the_others_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other_began = threading.Event()
+
+    def patient(full: bool, log: Path | None) -> Counts:
+        assert log is not None
+        log.write_text("said aside")
+        assert other_began.wait(10)
+        return Counts(failed=1, names=("one",))
+
+    def other(full: bool, log: Path | None) -> Counts:
+        assert (full, log) == (True, None)
+        other_began.set()
+        return Counts(passed=2)
+
+    monkeypatch.setattr(suite, "REPORTS", tmp_path)
+    monkeypatch.setattr(suite, "REPOSITORY", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert suite._run([suite.Suite("slow", patient, patient=True), suite.Suite("other", other)], full=True) == 1
+    said = capsys.readouterr().out
+    assert said.index("=== other") < said.index("said aside")
+    assert said.rstrip().endswith("2 passed, 1 failed, 0 skipped")
+    assert (tmp_path / "summary.txt").read_text() == "2 passed, 1 failed, 0 skipped\n"
