@@ -13,12 +13,31 @@ from typing import Final
 import sqlalchemy as sa
 
 from atoll.domain.sandbox import LIVING, State
-from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOSTS, SANDBOXES
+from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOSTS, SANDBOXES, SNAPSHOTS, TEMPLATE_BUILDS
 
 UNNOTICED_S: Final = 1.0
 """Less is how time daemons turn a clock."""
 SAME_S: Final = 0.01
 """Less is how exactly the two clocks were read: nothing to note."""
+MOVED: Final[tuple[tuple[sa.Table, tuple[str, ...], sa.ColumnElement[bool] | None], ...]] = (
+    (
+        SANDBOXES,
+        ("end_at", "deadline_at", "release_requested_at"),
+        SANDBOXES.c.state.in_([state.value for state in LIVING]),
+    ),
+    # How long it has waited for room is counted from when it was accepted, or replaced.
+    (
+        SANDBOXES,
+        ("created_at", "waiting_since"),
+        SANDBOXES.c.state.in_([State.PENDING.value, State.RESERVING.value]),
+    ),
+    (SNAPSHOTS, ("deadline_at",), SNAPSHOTS.c.ended_at.is_(None)),
+    # A builder that is not heard of any more loses its build.
+    (TEMPLATE_BUILDS, ("beat_at",), TEMPLATE_BUILDS.c.owner.is_not(None)),
+    (HOSTS, ("seen_at", "lease_until"), None),
+    (ENROLLMENTS, ("expires_at",), ENROLLMENTS.c.used_at.is_(None)),
+)
+"""Tables, their columns that somebody waits for, and of which rows. All other times are history, or begin anew with each process."""
 
 
 def carry_over(conn: sa.Connection, *, boot_id: str, zero_at: float) -> float:
@@ -39,16 +58,6 @@ def carry_over(conn: sa.Connection, *, boot_id: str, zero_at: float) -> float:
 
 
 def _move(conn: sa.Connection, step_s: float) -> None:
-    living = SANDBOXES.c.state.in_([state.value for state in LIVING])
-    conn.execute(
-        sa.update(SANDBOXES).where(living).values(end_at=SANDBOXES.c.end_at + step_s, deadline_at=SANDBOXES.c.deadline_at + step_s)
-    )
-    # How long it has waited for room is counted from when it was accepted, or replaced.
-    waiting = SANDBOXES.c.state.in_([State.PENDING.value, State.RESERVING.value])
-    conn.execute(
-        sa.update(SANDBOXES)
-        .where(waiting)
-        .values(created_at=SANDBOXES.c.created_at + step_s, waiting_since=SANDBOXES.c.waiting_since + step_s)
-    )
-    conn.execute(sa.update(HOSTS).values(seen_at=HOSTS.c.seen_at + step_s, lease_until=HOSTS.c.lease_until + step_s))
-    conn.execute(sa.update(ENROLLMENTS).where(ENROLLMENTS.c.used_at.is_(None)).values(expires_at=ENROLLMENTS.c.expires_at + step_s))
+    for table, names, which in MOVED:
+        query = sa.update(table).values({name: table.c[name] + step_s for name in names})
+        conn.execute(query if which is None else query.where(which))
