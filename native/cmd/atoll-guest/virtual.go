@@ -26,19 +26,26 @@ type virtual struct {
 	users *group.Group
 }
 
-// listen answers the host on the machine's serial line. A machine without one is served by its network alone.
+// listen answers the host on the machine's lines, whichever it has. A machine without one is served by its network alone.
 func listen(users *group.Group, log *slog.Logger) error {
-	line, err := hostline.Open("/sys", "/dev")
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+	machine := &virtual{users: users}
+	lines := []func() (hostline.Listener, error){
+		func() (hostline.Listener, error) { return hostline.Open("/sys", "/dev") },
+		func() (hostline.Listener, error) { return hostline.OpenVsock() },
 	}
-	if err != nil {
-		return fmt.Errorf("the line to the host: %w", err)
+	for _, open := range lines {
+		line, err := open()
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("the line to the host: %w", err)
+		}
+		go func() {
+			err := line.Listen(machine)
+			log.Error("guest.hostline.ended", "error", err)
+		}()
 	}
-	go func() {
-		err := line.Listen(&virtual{users: users})
-		log.Error("guest.hostline.ended", "error", err)
-	}()
 	return nil
 }
 

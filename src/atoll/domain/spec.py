@@ -16,6 +16,9 @@ class Isolation(StrEnum):
     """What separates the guest from the host. Never claim more than is true."""
 
     VM = "vm"
+    """A kernel of its own, by hardware virtualization."""
+    VM_EMULATED = "vm-emulated"
+    """A machine whose instructions a program translates: slow, and that program's faults are what separates it."""
     GVISOR = "gvisor"
     SHARED_KERNEL = "shared-kernel"
 

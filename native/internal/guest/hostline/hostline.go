@@ -39,6 +39,12 @@ type Machine interface {
 	End() error
 }
 
+// Listener is one way on which a host comes.
+type Listener interface {
+	// Listen serves one host after the other, for as long as the machine lives.
+	Listen(machine Machine) error
+}
+
 type question struct {
 	ID         int64  `json:"id"`
 	Do         string `json:"do"`

@@ -57,7 +57,7 @@ async def run(script: Script) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         passed += 1
 
-    made = QemuStand if script.kind is RuntimeKind.QEMU else OciStand
+    made = QemuStand if script.kind in (RuntimeKind.QEMU, RuntimeKind.QEMU_EMULATED) else OciStand
     stand = made(script.kind, script.home, binaries=script.binaries, cache=script.cache, identity=script.identity, on_step=on_step)
     await stand.open()
     await stand.driver.prepare(script.order)

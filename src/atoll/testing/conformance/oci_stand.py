@@ -18,7 +18,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.base.ids import Prefix, new_id
-from atoll.domain.spec import Isolation, Spec
+from atoll.domain.spec import Spec
 from atoll.drivers.oci.build import oci_driver, slot_pool
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.driver import OciDriver, no_step
@@ -34,7 +34,6 @@ from atoll.wire.guest import Init
 SUBNETS: Final = range(32, 64)
 POOL: Final = 3
 GUEST_PATIENCE_S: Final = 20.0
-ISOLATIONS: Final = {RuntimeKind.RUNSC: Isolation.GVISOR, RuntimeKind.CRUN: Isolation.SHARED_KERNEL, RuntimeKind.QEMU: Isolation.VM}
 
 
 def missing(kind: RuntimeKind, binaries: Path, cache: Path) -> str | None:
@@ -136,7 +135,7 @@ class OciStand:
     # -- the Stand
 
     def order(self, **spec: Any) -> Order:
-        isolation = ISOLATIONS[self.config.runtime]
+        isolation = self.driver.capabilities.isolation
         plain = Spec(
             class_name="default",
             template_id="tpl_conformance",
