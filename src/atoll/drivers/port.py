@@ -51,8 +51,6 @@ class Capabilities:
     """Sandboxes go on while the agent is away, and are adopted."""
     metered: bool = False
     """What a placement uses can be told (Metered)."""
-    overhead_mib: int = 0
-    """Of the host's memory, beyond what is ordered, for what runs a guest. *Units*: MiB."""
     layers: bool = False
     """It hands out what has changed in a placement's files (`capture`)."""
     guest_handshake: bool = True

@@ -84,7 +84,6 @@ class MachineDriver(OciDriver):
             pauses=cgroups.freezes(self._layout),
             saves=self._machine.saves,
             metered=True,
-            overhead_mib=self._machine.overhead_mib,
         )
 
     async def open(self, on_exit: OnExit) -> None:

@@ -170,6 +170,8 @@ class _Machine:
                 self._say("cont")
             case "snapshot":
                 self._snapshot(asked["machine"], files, whole=asked["whole"])
+            case other:
+                raise Failed(f"nobody does {other}")
 
     def _say(self, command: str, **arguments: Any) -> None:
         with qmp.Qmp(self._place, code=Code.SAVE_FAILED) as monitor:

@@ -61,7 +61,8 @@ class Program:
                 return {"firecracker_version": VERSION}
             case "/machine-config":
                 return self._told.by_path.get(path, {"vcpu_count": 1, "mem_size_mib": 128})
-        raise Fault(f"nothing is said of {path}")
+            case _:
+                raise Fault(f"nothing is said of {path}")
 
     def _carry_out(self, done: Do, path: str, body: dict[str, Any]) -> None:
         steps: dict[Do, Callable[[], None]] = {

@@ -70,7 +70,8 @@ def allow(told: Told, method: str, path: str, body: dict[str, Any]) -> Do:
             return _load(told, body)
         case "/logger" | "/metrics":
             return _words(told, path)
-    return _device(told, method, path, body)
+        case _:
+            return _device(told, method, path, body)
 
 
 def _words(told: Told, path: str) -> Do:
