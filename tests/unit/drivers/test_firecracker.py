@@ -300,6 +300,8 @@ class Peer:
                 return
             with peer:
                 self.heard.append(peer.recv(65536))
+                while b"PUT " in self.heard[-1] and not self.heard[-1].endswith(b"}"):
+                    self.heard[-1] += peer.recv(65536)
                 peer.sendall(self._answer)
 
     def close(self):

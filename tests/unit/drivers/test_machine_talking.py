@@ -14,6 +14,7 @@ from atoll.drivers.machines import line
 from atoll.drivers.machines.sockets import connect
 from atoll.drivers.qemu import qmp
 from atoll.drivers.qemu.options import LINE_SOCKET
+from atoll.wire.guest import PlacementFile
 
 
 def by(directory):
@@ -147,6 +148,16 @@ def test_the_guest_is_asked_and_old_answers_are_passed_over(place, peer):
     assert first["do"] == "wake"
     assert abs(int(first["time_unix_ns"]) / 1e9 - time.time()) < 60
     assert first["entropy"] != second["entropy"], "no two draw the same"
+
+
+def test_a_clone_is_told_whose_it_is(place, peer):
+    guest = peer(LINE_SOCKET, lambda q: said(id=q["id"], ok=True))
+    who = PlacementFile(sandbox_id="i1", placement_id="plc_1", generation=3, nonce="n")
+    assert line.wake(by(place), timeout_s=5.0, placement=who)
+    assert line.wake(by(place), timeout_s=5.0)
+    told, plain = guest.heard
+    assert told["placement"] == {"sandbox_id": "i1", "placement_id": "plc_1", "generation": 3, "nonce": "n"}
+    assert "placement" not in plain
 
 
 def test_what_the_guest_refuses_is_told(place, peer):

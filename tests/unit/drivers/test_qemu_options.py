@@ -69,6 +69,7 @@ def test_the_guest_is_told_by_whole_sectors(tmp_on_disk):
     said = json.loads(content.rstrip(b"\0"))
     assert said["guest"]["placement_id"] == "plc_1"
     assert said["guest"]["command"] == ["run"]
+    assert said["guest"]["placement_file"].startswith("/run/"), "in memory: what was written there is gone with the next boot"
     assert said["guest"]["pids_max"] == 100
     assert said["network"] == {"address": "192.0.0.2/29", "gateway": "192.0.0.1", "resolver": "10.64.255.254"}
     assert (said["tmp_mib"] == 0) is tmp_on_disk

@@ -21,12 +21,13 @@ from atoll.domain.spec import Isolation, Spec
 from atoll.drivers.machines import tap
 from atoll.drivers.machines.config import Accelerator, MachineConfig
 from atoll.drivers.machines.roots import Roots
-from atoll.drivers.machines.runtime import CONFIG, VM, MachineRuntime
+from atoll.drivers.machines.runtime import BEGUN, CONFIG, VM, MachineRuntime
 from atoll.drivers.machines.telling import guest_disk
-from atoll.drivers.oci import probes, selftest
+from atoll.drivers.oci import probes, saves, selftest
 from atoll.drivers.oci.config import OciConfig
 from atoll.drivers.oci.driver import OciDriver, no_step
 from atoll.drivers.oci.images import Blocking, Images
+from atoll.drivers.oci.runtime import Launch
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.port import Capabilities, OnExit, Order, Probe
@@ -83,6 +84,7 @@ class MachineDriver(OciDriver):
             stop_keeps_disk=True,
             pauses=cgroups.freezes(self._layout),
             saves=self._machine.saves,
+            snapshots=True,
             metered=True,
         )
 
@@ -137,7 +139,24 @@ class MachineDriver(OciDriver):
 
     def _write_what_it_is(self, order: Order, slot: Slot, rootfs: Path) -> None:  # noqa: ARG002 - the same for all kinds
         content = guest_disk(order, resolver=self.gateway_address, tmpfs_percent=self._config.tmpfs_percent)
-        (self._view.directory(order.placement_id) / VM / CONFIG).write_bytes(content)
+        directory = self._view.directory(order.placement_id)
+        (directory / VM / CONFIG).write_bytes(content)
+        # That it can be told by the line whose it is: those that an earlier release has started cannot.
+        (directory / saves.SHOWN).mkdir(exist_ok=True)
+
+    async def _beginning(self, order: Order) -> Callable[[Launch], int]:
+        begun = self._view.directory(order.placement_id) / VM / BEGUN
+        if order.spec.origin is None or await self._blocking(begun.exists):
+            return self._machine.start
+        origin = await self._blocking(lambda: self._origin(order))
+        assert origin is not None
+
+        def begin(launch: Launch) -> int:
+            pid = self._machine.restore(launch, origin.directory, origin.mode)
+            begun.touch()
+            return pid
+
+        return begin
 
     def _empty_root(self) -> Path:
         place = self._config.run_dir / "empty"

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.wire.guest import PlacementFile
 
 ENTROPY_BYTES: Final = 64
 Reach = Callable[[float], socket.socket]
@@ -27,10 +28,16 @@ def rest(reach: Reach, *, sync: bool, timeout_s: float) -> bool:
     return _ask(reach, {"do": "rest", "sync": sync}, timeout_s=timeout_s, code=Code.SAVE_FAILED)
 
 
-def wake(reach: Reach, *, timeout_s: float, code: Code = Code.RESUME_FAILED) -> bool:
-    """Give the guest time and chance of its own, and let its users' processes go on. *Errors*: Refused when it says that it cannot."""
+def wake(reach: Reach, *, timeout_s: float, code: Code = Code.RESUME_FAILED, placement: PlacementFile | None = None) -> bool:
+    """Give the guest time and chance of its own, and let its users' processes go on. *Errors*: Refused when it says that it cannot.
+
+    `placement`: whose it is now, for one that may be another's than it was.
+    """
     chance = base64.b64encode(os.urandom(ENTROPY_BYTES)).decode()
-    return _ask(reach, {"do": "wake", "time_unix_ns": str(time.time_ns()), "entropy": chance}, timeout_s=timeout_s, code=code)
+    question: dict[str, object] = {"do": "wake", "time_unix_ns": str(time.time_ns()), "entropy": chance}
+    if placement is not None:
+        question["placement"] = placement.model_dump()
+    return _ask(reach, question, timeout_s=timeout_s, code=code)
 
 
 def end(reach: Reach, *, timeout_s: float) -> bool:

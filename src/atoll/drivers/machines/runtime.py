@@ -27,16 +27,19 @@ from atoll.drivers.machines import line
 from atoll.drivers.machines.cell import Cell
 from atoll.drivers.machines.config import THREADS_MAX, Accelerator, MachineConfig, user_of
 from atoll.drivers.oci.crun import SpareDisks
-from atoll.drivers.oci.runtime import CONSOLE, KeepsNothing, Launch, last_words, read_pid
+from atoll.drivers.oci.runtime import CONSOLE, Launch, last_words, read_pid
 from atoll.hostops import cgroups, loopdisk, namespaces
 from atoll.hostops.cgroups import Layout, Limits
 from atoll.images import kernels
+from atoll.wire.guest import PlacementFile
 
 VM: Final = "vm"
 DISK: Final = "disk.img"
 CONFIG: Final = "config.img"
 MEMORY: Final = "memory"
 DEVICES: Final = "devices"
+BEGUN: Final = "begun"
+"""There: it has begun from its origin, and needs that no more."""
 RUN: Final = "run"
 """The only directory in which a machine's program may make or replace anything."""
 MOMENT: Final = "moment.json"
@@ -46,11 +49,13 @@ THERE_S: Final = 15.0
 REST_S: Final = 5.0
 SYNC_S: Final = 60.0
 WAKE_S: Final = 20.0
+BOOTED_S: Final = 60.0
 END_S: Final = 2.0
 ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 """All that a machine's program is told of the agent's."""
 KVM_DEVICE: Final = "c 10:232 rwm"
 _LOOK_EVERY_S: Final = 0.003
+_AGAIN_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Parts:
     initrd: Path
 
 
-class MachineRuntime(KeepsNothing, ABC):
+class MachineRuntime(ABC):
     """A runtime of virtual machines."""
 
     saves = SaveMode.FULL
@@ -215,7 +220,7 @@ class MachineRuntime(KeepsNothing, ABC):
         """What in its directory its user opens, of which it may write all but the names."""
         return (RUN, DISK, CONFIG, MEMORY)
 
-    def settle(self, pid: int) -> None:
+    def settle(self, pid: int) -> None:  # noqa: B027 - most have nothing to do here
         """Nothing waits: the limits were there before the guest was."""
 
     # -- save and restore
@@ -247,7 +252,31 @@ class MachineRuntime(KeepsNothing, ABC):
     def _moment(self, launch: Launch, *, rested: bool) -> dict[str, Any]:
         spec = launch.order.spec
         machine = [self.accelerator, spec.memory_mib, self.cpus(spec.cpu_millis), self.version()]
-        return {"format": FORMAT, "rested": rested, "machine": machine}
+        return {"format": FORMAT, "rested": rested, "machine": machine, "placement": launch.container_id}
+
+    halts_to_keep = False
+
+    def keep(self, launch: Launch, guest: int, target: Path, mode: SaveMode) -> None:  # noqa: ARG002 - the port's
+        """Beside the machine, which stands still while its devices, what it has changed of its memory, and its disk are written."""
+        vm, full = launch.directory / VM, mode is SaveMode.FULL
+        if full:
+            # Nobody writes what it began with: that is copied while it runs.
+            loopdisk.copy(vm / MEMORY, target / MEMORY)
+        try:
+            rested = self._rest(launch, full=full)
+            self._halt(launch, devices=target / DEVICES if full else None)
+            if full:
+                self._gather(launch, target / MEMORY)
+            loopdisk.copy(vm / DISK, target / SAVED_DISK)
+            self._write_moment(launch, target, rested=rested)
+        finally:
+            self.go_on(launch.container_id)
+
+    def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
+        """Its disk comes when it begins (`restore`)."""
+        self._make_place(directory)
+        if not (directory / VM / DISK).exists():
+            source()
 
     def go_on(self, container_id: str) -> None:
         self._let_run(container_id)
@@ -266,9 +295,20 @@ class MachineRuntime(KeepsNothing, ABC):
         shutil.copyfile(source / DEVICES, vm / DEVICES)
         pid = self._start(launch, restored=True)
         (vm / DEVICES).unlink()
-        if moment["rested"] and not line.wake(self.reach(launch.container_id), timeout_s=WAKE_S):
-            raise Refused(Code.RESUME_FAILED, "the guest does not answer after its restore")
+        if moment["rested"]:
+            self._wake(launch, WAKE_S)
+        elif moment.get("placement") != launch.container_id:
+            # It was still booting, and takes itself for another.
+            self._wake(launch, BOOTED_S)
         return pid
+
+    def _wake(self, launch: Launch, patience_s: float) -> None:
+        order, deadline = launch.order, time.monotonic() + patience_s
+        who = PlacementFile(sandbox_id=order.sandbox_id, placement_id=order.placement_id, generation=order.generation, nonce=order.nonce)
+        while not line.wake(self.reach(launch.container_id), timeout_s=WAKE_S, placement=who):
+            if time.monotonic() > deadline:
+                raise Refused(Code.RESUME_FAILED, "the guest does not answer after its restore")
+            time.sleep(_AGAIN_S)
 
     def _moment_of(self, launch: Launch, source: Path) -> dict[str, Any]:
         try:
@@ -288,7 +328,7 @@ class MachineRuntime(KeepsNothing, ABC):
 
     # -- end and look
 
-    def let_go(self, container_id: str) -> None:
+    def let_go(self, container_id: str) -> None:  # noqa: B027 - as above
         """Nothing is left to be done when `start` returns."""
 
     def ask_to_end(self, container_id: str, pid: int) -> None:  # noqa: ARG002 - the port's

@@ -8,6 +8,7 @@ from typing import Any, Final
 from atoll.drivers.machines import tap
 from atoll.drivers.oci.bundle import guest_config
 from atoll.drivers.port import Order
+from atoll.wire.guest import MACHINE_PLACEMENT_PATH
 
 SECTOR: Final = 512
 KERNEL_MIB: Final = 64
@@ -30,7 +31,7 @@ def guest_disk(order: Order, *, resolver: str, tmpfs_percent: tuple[int, int, in
     usable = max(KERNEL_MIB, order.spec.memory_mib - KERNEL_MIB)
     tmp, shm, run = (max(1, usable * percent // 100) for percent in tmpfs_percent)
     content: dict[str, Any] = {
-        "guest": guest_config(order).model_dump(),
+        "guest": {**guest_config(order).model_dump(), "placement_file": MACHINE_PLACEMENT_PATH},
         "network": {"address": f"{tap.GUEST}/{tap.PREFIX}", "gateway": tap.ROUTER, "resolver": resolver},
         "hostname": order.hostname,
         "tmp_mib": 0 if order.spec.tmp_on_disk else tmp,
