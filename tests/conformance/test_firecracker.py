@@ -144,7 +144,7 @@ async def test_a_program_that_is_another_starts_nothing(tmp_path, binaries, cach
         pytest.skip(f"needs {lack}")
     stand = FirecrackerStand(RuntimeKind.FIRECRACKER, tmp_path, binaries=binaries, cache=cache)
     config = dataclasses.replace(stand.driver._machines, firecracker_sha256="0" * 64)
-    stand.driver._program._config = config
+    stand.driver.program._config = config
     await stand.open()
     try:
         found = {probe.id: probe for probe in await stand.driver.probe()}

@@ -19,10 +19,10 @@ class FirecrackerDriver(MachineDriver):
     """Machines by the two programs that the operator has pinned."""
 
     def __init__(self, config: OciConfig, machines: FirecrackerConfig, pool: SlotPool, *, on_step: Callable[[str], None] = no_step) -> None:
-        self._program = Firecracker(
+        self.program = Firecracker(
             machines, state_dir=config.state_dir, run_dir=config.run_dir, guest=config.guest_binary, layout=cgroups.detect()
         )
-        super().__init__(config, machines, self._program, pool, on_step=on_step)
+        super().__init__(config, machines, self.program, pool, on_step=on_step)
 
     def _probe_program(self) -> Probe:
         name, fix = (
@@ -30,7 +30,7 @@ class FirecrackerDriver(MachineDriver):
             "put the pinned programs where firecracker.toml says, or name the digests of those that are there",
         )
         try:
-            programs = self._program.programs()
+            programs = self.program.programs()
         except (AtollError, OSError) as error:
             return Probe(name, ok=False, detail=str(error), fix=fix)
-        return Probe(name, ok=True, detail=f"{self._program.binary}: {programs.version}, as pinned", fix=fix)
+        return Probe(name, ok=True, detail=f"{self.program.binary}: {programs.version}, as pinned", fix=fix)

@@ -14,13 +14,17 @@ from typing import Final
 import atoll
 from atoll.drivers.firecracker.build import firecracker_driver
 from atoll.drivers.firecracker.config import FirecrackerConfig
+from atoll.drivers.machines.config import Accelerator
 from atoll.drivers.oci.config import OciConfig
 from atoll.drivers.oci.driver import OciDriver
 from atoll.drivers.oci.slots import SlotPool
+from atoll.drivers.qemu.config import OVERHEAD_MIB
 from atoll.testing.conformance import qemu_stand
 from atoll.testing.conformance.qemu_stand import QemuStand
 from atoll.testing.firecracker.contract import VARIABLE
 
+EMULATION_MIB: Final = OVERHEAD_MIB[Accelerator.TCG] + 64
+"""What the strict one takes beside what a real one does: QEMU, and Python."""
 REAL: Final = "ATOLL_FIRECRACKER"
 """A directory with the real `firecracker` and `jailer`."""
 
@@ -82,4 +86,7 @@ class FirecrackerStand(QemuStand):
         made = FirecrackerConfig(
             self.machines_cache, boot_s=boot_s, firecracker=programs[0], firecracker_sha256="", jailer=programs[1], jailer_sha256=""
         )
-        return firecracker_driver(config, pinned(made), pool, on_step=self._on_step)
+        driver = firecracker_driver(config, pinned(made), pool, on_step=self._on_step)
+        if boot_s is not None:
+            driver.program.overhead_mib += EMULATION_MIB
+        return driver

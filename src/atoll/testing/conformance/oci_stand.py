@@ -100,7 +100,7 @@ class OciStand:
             runc=Path(shutil.which("runc") or "/usr/sbin/runc"),
         )
         self.exits: list[tuple[str, str]] = []
-        self._pool, self.driver = self._make()
+        self.pool, self.driver = self._make()
         self._strangers: list[OciDriver] = []
 
     @property
@@ -116,7 +116,7 @@ class OciStand:
 
     def rebuild(self) -> None:
         """Make the driver again from a changed `config`; before `open`."""
-        self._pool, self.driver = self._make()
+        self.pool, self.driver = self._make()
 
     async def open(self) -> None:
         await self.driver.open(self._on_exit)
@@ -161,20 +161,20 @@ class OciStand:
 
     async def reopen(self) -> Driver:
         self.driver.abandon()
-        self._pool.abandon()
-        self._pool, self.driver = self._make()
+        self.pool.abandon()
+        self.pool, self.driver = self._make()
         await self.open()
         return self.driver
 
     async def close_driver(self) -> Driver:
         await self.driver.close()
-        self._pool, self.driver = self._make()
+        self.pool, self.driver = self._make()
         await self.open()
         return self.driver
 
     async def stranger(self) -> Driver:
         mark = Mark(self.mark.install_id, new_id(Prefix.HOST, os.urandom))
-        other = self._driver_of(replace(self.config, mark=mark), self._pool)
+        other = self._driver_of(replace(self.config, mark=mark), self.pool)
         await other.open(self._on_exit)
         self._strangers.append(other)
         return other
