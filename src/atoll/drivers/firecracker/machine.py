@@ -23,9 +23,22 @@ from atoll.drivers.machines import cell as cells
 from atoll.drivers.machines import line, tap
 from atoll.drivers.machines.cell import Cell
 from atoll.drivers.machines.config import Accelerator
-from atoll.drivers.machines.runtime import CONFIG, DEVICES, DISK, ENVIRONMENT, KVM_DEVICE, MEMORY, RUN, VM, MachineRuntime, Parts, wait_for
+from atoll.drivers.machines.runtime import (
+    CONFIG,
+    DEVICES,
+    DISK,
+    ENVIRONMENT,
+    KVM_DEVICE,
+    MEMORY,
+    RUN,
+    STARTING,
+    VM,
+    MachineRuntime,
+    Parts,
+    wait_for,
+)
 from atoll.drivers.machines.sockets import connect, is_ending
-from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run
+from atoll.drivers.oci.runtime import CONSOLE, Launch, run
 from atoll.hostops import cgroups, processes
 from atoll.hostops.cgroups import Layout
 from atoll.images import kernels
@@ -99,13 +112,12 @@ class Firecracker(MachineRuntime):
         jailer.furnish(jail, cell)
         tap.make_for(cell.user, slot.address)
         groups = cgroups.directories(self._layout, launch.group)
-        command = cells.starting(groups, launch.directory / PID_FILE, jailer.program(jail, cell.user))
+        command = cells.starting(groups, launch.directory / STARTING, jailer.program(jail, cell.user))
         run(command, console=launch.directory / CONSOLE, environment=ENVIRONMENT)
 
-    def _is_there(self, launch: Launch, *, timeout_s: float) -> bool:
-        pid = read_pid(launch.directory)
+    def _is_there(self, launch: Launch, pid: int, *, timeout_s: float) -> bool:
         directory = launch.directory / VM / RUN
-        return pid is not None and wait_for(lambda: api.answers(directory), lambda: is_ending(pid), timeout_s=timeout_s)
+        return wait_for(lambda: api.answers(directory), lambda: is_ending(pid), timeout_s=timeout_s)
 
     def _set_going(self, launch: Launch, *, restored: bool) -> None:
         vm, spec = launch.directory / VM, launch.order.spec

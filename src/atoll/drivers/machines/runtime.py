@@ -27,7 +27,7 @@ from atoll.drivers.machines import line
 from atoll.drivers.machines.cell import Cell
 from atoll.drivers.machines.config import THREADS_MAX, Accelerator, MachineConfig, user_of
 from atoll.drivers.oci.crun import SpareDisks
-from atoll.drivers.oci.runtime import CONSOLE, Launch, last_words, read_pid
+from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, last_words
 from atoll.hostops import cgroups, loopdisk, namespaces
 from atoll.hostops.cgroups import Layout, Limits
 from atoll.images import kernels
@@ -42,6 +42,8 @@ BEGUN: Final = "begun"
 """There: it has begun from its origin, and needs that no more."""
 RUN: Final = "run"
 """The only directory in which a machine's program may make or replace anything."""
+STARTING: Final = "starting.pid"
+"""Beside the process's own note (PID_FILE), whose name it gets when the machine goes: one that was left half begun is nobody's guest."""
 MOMENT: Final = "moment.json"
 SAVED_DISK: Final = "disk"
 FORMAT: Final = 1
@@ -117,10 +119,10 @@ class MachineRuntime(ABC):
 
     @abstractmethod
     def _begin_in_thread(self, launch: Launch, cell: Cell, *, restored: bool) -> None:
-        """Start the program, in a thread of its own that ends with it, and write its process down. *Errors*: as `start`."""
+        """Start the program, in a thread of its own that ends with it, and note its process (STARTING). *Errors*: as `start`."""
 
     @abstractmethod
-    def _is_there(self, launch: Launch, *, timeout_s: float) -> bool:
+    def _is_there(self, launch: Launch, pid: int, *, timeout_s: float) -> bool:
         """Whether the program answers; False once it has ended."""
 
     @abstractmethod
@@ -187,7 +189,7 @@ class MachineRuntime(ABC):
             # What is saved has it, too, and stays as it is.
             loopdisk.copy(vm / DISK, vm / DISK)
         self._fresh_memory(vm, launch.order.spec.memory_mib)
-        return self._start(launch, restored=False)
+        return _gone(launch, self._start(launch, restored=False))
 
     def _fresh_memory(self, vm: Path, memory_mib: int) -> None:
         file = vm / MEMORY
@@ -210,8 +212,8 @@ class MachineRuntime(ABC):
         console = launch.directory / CONSOLE
         before = console.stat().st_size if console.exists() else 0
         namespaces.in_fresh_thread(lambda: self._begin_in_thread(launch, cell, restored=restored))
-        pid = read_pid(launch.directory)
-        if pid is None or not self._is_there(launch, timeout_s=THERE_S):
+        pid = starting_pid(launch)
+        if pid is None or not self._is_there(launch, pid, timeout_s=THERE_S):
             raise Refused(Code.START_FAILED, f"{self.binary.name} ended or does not answer: {last_words(console, before)}")
         self._set_going(launch, restored=restored)
         return pid
@@ -287,7 +289,7 @@ class MachineRuntime(ABC):
         loopdisk.copy(source / SAVED_DISK, vm / DISK)
         if mode is not SaveMode.FULL:
             self._fresh_memory(vm, launch.order.spec.memory_mib)
-            return self._start(launch, restored=False)
+            return _gone(launch, self._start(launch, restored=False))
         moment = self._moment_of(launch, source)
         for name in (MEMORY, DEVICES):
             (vm / name).unlink(missing_ok=True)
@@ -300,7 +302,7 @@ class MachineRuntime(ABC):
         elif moment.get("placement") != launch.container_id:
             # It was still booting, and takes itself for another.
             self._wake(launch, BOOTED_S)
-        return pid
+        return _gone(launch, pid)
 
     def _wake(self, launch: Launch, patience_s: float) -> None:
         order, deadline = launch.order, time.monotonic() + patience_s
@@ -345,6 +347,20 @@ class MachineRuntime(ABC):
 
     @abstractmethod
     def is_guest(self, pid: int, container_id: str) -> bool: ...
+
+
+def starting_pid(launch: Launch) -> int | None:
+    """The process that was started last, while its machine does not go yet."""
+    try:
+        return int((launch.directory / STARTING).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _gone(launch: Launch, pid: int) -> int:
+    """The machine goes: from here on its process is a guest, for whoever looks."""
+    (launch.directory / STARTING).replace(launch.directory / PID_FILE)
+    return pid
 
 
 def wait_for(there: Callable[[], bool], ended: Callable[[], bool], *, timeout_s: float) -> bool:

@@ -21,9 +21,9 @@ from atoll.drivers.machines import cell as cells
 from atoll.drivers.machines import line, tap
 from atoll.drivers.machines.cell import Cell
 from atoll.drivers.machines.config import Accelerator
-from atoll.drivers.machines.runtime import DEVICES, ENVIRONMENT, KVM_DEVICE, MEMORY, RUN, VM, MachineRuntime, Parts
+from atoll.drivers.machines.runtime import DEVICES, ENVIRONMENT, KVM_DEVICE, MEMORY, RUN, STARTING, VM, MachineRuntime, Parts
 from atoll.drivers.machines.sockets import connect
-from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, last_words, read_pid, run
+from atoll.drivers.oci.runtime import CONSOLE, Launch, last_words, read_pid, run
 from atoll.drivers.qemu import jail, memory, options, qmp
 from atoll.drivers.qemu.config import OVERHEAD_MIB, QemuConfig
 from atoll.hostops import cgroups, processes
@@ -101,15 +101,14 @@ class Machines(MachineRuntime):
             )
             groups = cgroups.directories(self._layout, launch.group)
             program = jail.program(self._tree, cell.user, options.arguments(shape))
-            command = cells.starting(groups, launch.directory / PID_FILE, program)
+            command = cells.starting(groups, launch.directory / STARTING, program)
             run(command, console=launch.directory / CONSOLE, environment=ENVIRONMENT, pass_fds=given)
         finally:
             for fd in given:
                 os.close(fd)
 
-    def _is_there(self, launch: Launch, *, timeout_s: float) -> bool:
-        pid = read_pid(launch.directory)
-        return pid is not None and qmp.wait_until_there(launch.directory / VM / RUN, pid, timeout_s=timeout_s)
+    def _is_there(self, launch: Launch, pid: int, *, timeout_s: float) -> bool:
+        return qmp.wait_until_there(launch.directory / VM / RUN, pid, timeout_s=timeout_s)
 
     def _set_going(self, launch: Launch, *, restored: bool) -> None:
         """A fresh one runs at once; one that is restored does so when it has loaded its state."""
