@@ -22,8 +22,8 @@ from atoll.hostops import syscalls
 
 JAIL: Final = "jail"
 """In a placement's directory: what the jailer is told is the base of its roots."""
-ROOT_MIB: Final = 32
-"""Of the root in memory: a copy of Firecracker, device nodes, mount points."""
+ROOT_MIB: Final = 16
+"""Of the root in memory, beside the copy of Firecracker that the jailer makes there: device nodes, mount points."""
 FILES_MAX: Final = 256
 _SPARE_BYTES: Final = 64 << 20
 
@@ -59,7 +59,8 @@ class Jail:
 def furnish(jail: Jail, cell: Cell) -> None:
     """Prepare the ground. After `cells.enter`, in its thread; the base must be there."""
     # Not without devices: the jailer makes its nodes there.
-    syscalls.mount("tmpfs", str(jail.base), "tmpfs", syscalls.MS_NOSUID, f"mode=755,size={ROOT_MIB}m")
+    size_mib = ROOT_MIB + (jail.programs.firecracker.stat().st_size >> 20)
+    syscalls.mount("tmpfs", str(jail.base), "tmpfs", syscalls.MS_NOSUID, f"mode=755,size={size_mib}m")
     vm = jail.root / INNER_VM.lstrip("/")
     vm.mkdir(parents=True)
     for name in (INNER_IMAGE, INNER_KERNEL, INNER_INITRD):
