@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ class MachineDriver(OciDriver):
         return Capabilities(
             name=self._config.runtime.value,
             isolation=Isolation.VM if kvm else Isolation.VM_EMULATED,
-            arch="x86_64",
+            arch=os.uname().machine,
             stop_keeps_disk=True,
             pauses=cgroups.freezes(self._layout),
             saves=self._machine.saves,
