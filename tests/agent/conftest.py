@@ -358,10 +358,8 @@ class FakeControl:
         self.news.set()
 
     def claim(self, placement_id: str, *, env: dict[str, str]) -> None:
-        """A create takes over what is there, with what it brings."""
         self.want(placement_id, content="claimed")
         self.wants[placement_id].payload, self.wants[placement_id].claimed = InitPayload(env=env), True
-        self.news.set()
 
     def end(self, placement_id: str, remaining_s: float, revision: int, **more) -> None:
         self.ends[placement_id] = End(placement_id=placement_id, revision=revision, remaining_s=remaining_s, **more)

@@ -133,7 +133,8 @@ def _own_team(conn: sa.Connection, *, now: float) -> None:
 
 def guests(conn: sa.Connection) -> list[Guest]:
     """Every guest that was made ahead, is nobody's, and has not ended."""
-    found = conn.execute(sa.select(SANDBOXES).where(SANDBOXES.c.team_id == OWN_TEAM, SANDBOXES.c.state.in_(_LIVING))).mappings()
+    nobodys = SANDBOXES.c.team_id == OWN_TEAM, SANDBOXES.c.claimable.is_not(None)
+    found = conn.execute(sa.select(SANDBOXES).where(*nobodys, SANDBOXES.c.state.in_(_LIVING))).mappings()
     return [_guest(rows.sandbox(row)) for row in found]
 
 

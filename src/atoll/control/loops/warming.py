@@ -139,7 +139,7 @@ class WarmKeeper:
 
     async def _release(self, sandbox_id: str, why: Code) -> None:
         """Only while it is nobody's: a create may have taken it since it was looked at."""
-        await self.warming.reconciler.apply(sandbox_id, ReleaseRequested(str(why)), about=lambda found: found.sandbox.claimable is not None)
+        await self.warming.reconciler.apply(sandbox_id, ReleaseRequested(str(why)), about=lambda found: found.sandbox.team_id == OWN_TEAM)
 
     async def _tell(self, wanted: Sequence[Wanted], lost: Sequence[tuple[WarmPolicy, AtollError]], made: Plan, *, now: float) -> None:
         """What is not kept, and since when, on the policies' rows; written only when it is another."""
