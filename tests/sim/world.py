@@ -297,6 +297,7 @@ class Agent:
     name: str = "local"
     capacity: Vector = ROOM
     isolations: tuple[str, ...] = ("gvisor", "shared-kernel")
+    drivers: tuple[wire.DriverState, ...] = ()
     script: Script = obedient
     host_id: str = ""
     credential: str = ""
@@ -342,7 +343,9 @@ class Agent:
     def message(self, *, park_s: float = 0.0, **changes: Any) -> wire.Poll:
         """The next poll as this agent would send it now."""
         self.poll_seq += 1
-        health = wire.HostHealth(checks=self.checks, isolations=list(self.isolations), images=[IMAGE], quarantined=self.quarantined)
+        health = wire.HostHealth(
+            checks=self.checks, isolations=list(self.isolations), drivers=list(self.drivers), images=[IMAGE], quarantined=self.quarantined
+        )
         values: dict[str, Any] = {
             "host_id": self.host_id,
             "epoch": self.epoch,

@@ -7,7 +7,7 @@ shared database every few seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
@@ -56,9 +56,9 @@ class Directory:
         """The host to ask first; None when no host fits."""
         return self._fleet.choose(spec, sandbox_id=sandbox_id, now=now, excluded=excluded)
 
-    def rung(self, spec: Spec, rungs: Sequence[Isolation], *, now: float) -> Isolation:
-        """The first of these isolations that there is for such a spec."""
-        return self._fleet.rung(spec, rungs, now=now)
+    def on_its_rung(self, spec: Spec, rungs: Sequence[Isolation], *, now: float) -> Spec:
+        """The spec with the first of these isolations that there is for such a one."""
+        return replace(spec, isolation=self._fleet.rung(spec, rungs, now=now))
 
     def shortage(self, spec: Spec, *, now: float) -> Shortage:
         """Why no host fits; at most a second old."""

@@ -327,7 +327,7 @@ class Sandboxes:
         spec = resolve.resolve(begun.request, template=begun.template, policy=policy)
         if begun.shape is None:
             # What a snapshot or a build's step takes is fixed by that.
-            spec = replace(spec, isolation=self.reconciler.directory.rung(spec, policy.rungs(), now=self.clock.now()))
+            spec = self.reconciler.directory.on_its_rung(spec, policy.rungs(), now=self.clock.now())
         if begun.snapshot is not None:
             beginning.check_class(begun.snapshot, policy)
         elif self.manifests is not None:

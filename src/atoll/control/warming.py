@@ -128,7 +128,10 @@ class Warming:
         return Refused(Code.NOT_SUPPORTED, "its class begins guests again") if pool is None else Wanted(policy, pool, spec)
 
     async def _spec(self, request: CreateRequest, template: Template) -> Spec:
-        spec = resolve.resolve(request, template=template, policy=resolve.class_of(request, self.configuration.current))
+        policy = resolve.class_of(request, self.configuration.current)
+        # As a create resolves it, or nobody could claim what is kept warm.
+        spec = resolve.resolve(request, template=template, policy=policy)
+        spec = self.reconciler.directory.on_its_rung(spec, policy.rungs(), now=self.clock.now())
         return spec if self.manifests is None else replace(spec, manifest=await self.manifests.of(template))
 
     # Guests.

@@ -277,6 +277,21 @@ def test_what_has_changed_is_laid_over(tmp_path):
         memory.lay_over(changed, whole)
 
 
+def test_all_of_a_memory_takes_the_place_of_another_with_holes_where_it_is_zero(tmp_path):
+    whole, kept, other = tmp_path / "whole", tmp_path / "memory", tmp_path / "other"
+    kept.write_bytes(b"old" * (1 << 20))
+    os.link(kept, other)
+    content = bytes(5 << 16) + b"x" * 100 + bytes((3 << 16) - 100) + b"y" * (1 << 16) + bytes(77)
+    whole.write_bytes(content)
+    assert memory.in_place_of(whole, kept) == 2 << 16
+    assert kept.read_bytes() == content
+    assert kept.stat().st_blocks * 512 < whole.stat().st_blocks * 512
+    assert other.read_bytes() == b"old" * (1 << 20), "whoever has it by another name has what it was"
+    with pytest.raises(OSError, match="none"):
+        memory.in_place_of(tmp_path / "none", kept)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["memory", "other", "whole"]
+
+
 # -- talk
 
 

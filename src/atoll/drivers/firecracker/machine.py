@@ -46,6 +46,8 @@ from atoll.images import kernels
 TUN_DEVICE: Final = "c 10:200 rwm"
 FOLLOWED: Final = "memory.followed"
 """There: Firecracker knows of all that its memory's file lacks."""
+WHOLE: Final = "changed.whole"
+"""There: what is being written of the memory is all of it."""
 LINE_PORT: Final = 1024
 """The vsock port where the guest listens: `native/internal/guest/hostline`."""
 DEVICES_BYTES_MAX: Final = 16 << 20
@@ -144,6 +146,8 @@ class Firecracker(MachineRuntime):
         # From here on the difference is told, whatever becomes of it.
         (vm / FOLLOWED).unlink(missing_ok=True)
         self._make_files_to_write(launch)
+        if whole:
+            (vm / WHOLE).touch()
         _, path, body = shape.snapshot(whole=whole)
         machine.put(path, body)
         size = (vm / DEVICES).stat().st_size
@@ -155,20 +159,26 @@ class Firecracker(MachineRuntime):
         """Firecracker opens them by name and replaces none: nothing but these can be written."""
         vm = launch.directory / VM
         owner = (vm / DISK).stat()
+        (vm / WHOLE).unlink(missing_ok=True)
         memory.blank(vm / DEVICES, 0)
         memory.blank(vm / shape.DIFF, launch.order.spec.memory_mib << 20)
         for name in (DEVICES, shape.DIFF):
             os.chown(vm / name, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
     def _gather(self, launch: Launch, memory_file: Path) -> None:
-        changed = launch.directory / VM / shape.DIFF
+        vm = launch.directory / VM
+        changed, whole = vm / shape.DIFF, (vm / WHOLE).exists()
         try:
-            memory.lay_over(changed, memory_file)
+            (memory.in_place_of if whole else memory.lay_over)(changed, memory_file)
         finally:
             changed.unlink(missing_ok=True)
+            (vm / WHOLE).unlink(missing_ok=True)
 
     def _let_run(self, container_id: str) -> None:
         machine = api.Api(self.vm(container_id) / RUN, code=Code.SAVE_FAILED)
+        for name in (shape.DIFF, WHOLE, DEVICES):
+            # Of a save that came to nothing.
+            (self.vm(container_id) / name).unlink(missing_ok=True)
         if machine.state() == "Paused":
             _, path, body = shape.going()
             machine.patch(path, body)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 _COPY_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 16
+_ZEROS: Final = bytes(_PIECE_BYTES)
 
 
 def blank(file: Path, size: int) -> None:
@@ -19,6 +21,27 @@ def blank(file: Path, size: int) -> None:
     file.unlink(missing_ok=True)
     with file.open("wb") as made:
         made.truncate(size)
+
+
+def in_place_of(whole: Path, memory: Path) -> int:
+    """Have all of memory that was written in the place of another file, with holes where it is zero; how much is not. *Units*: bytes.
+
+    The other file stays as it is for whoever has it by another name. *Errors*: OSError.
+    """
+    unfinished, written = memory.with_name(f".{memory.name}.unfinished"), 0
+    try:
+        blank(unfinished, whole.stat().st_size)
+        with whole.open("rb", buffering=0) as source, unfinished.open("r+b", buffering=0) as target:
+            for start, end in _extents(source.fileno(), os.fstat(source.fileno()).st_size):
+                for offset in range(start, end, _PIECE_BYTES):
+                    data = os.pread(source.fileno(), min(_PIECE_BYTES, end - offset), offset)
+                    if data != _ZEROS[: len(data)]:
+                        written += os.pwrite(target.fileno(), data, offset)
+        unfinished.replace(memory)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return written
 
 
 def lay_over(changed: Path, memory: Path) -> int:

@@ -139,7 +139,7 @@ async def memory_is_what_was_ordered(stand: Stand) -> None:
     else:
         total_kib = int((await shell(guest, "grep MemTotal /proc/meminfo")).out.split()[1])
         ordered_kib = order.spec.memory_mib * 1024
-        if stand.driver.capabilities.isolation is Isolation.VM:
+        if stand.driver.capabilities.isolation in (Isolation.VM, Isolation.VM_EMULATED):
             # Its kernel is in its memory.
             assert ordered_kib * 0.8 <= total_kib <= ordered_kib, f"{total_kib} KiB"
         else:
