@@ -76,6 +76,7 @@ class Shop:
     open: int = 0
     most: int = 0
     tidied: int = 0
+    retired: int = 0
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     let_go: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -94,10 +95,14 @@ class Shop:
         finally:
             self.open -= 1
 
-    async def try_out(self, build: Build, result: Result) -> None:
+    async def try_out(self, build: Build, result: Result) -> str:
         self.tried.append(result)
         if "broken" in result.command[-1]:
             raise Refused(Code.START_COMMAND_FAILED, "the start command ended with status 1")
+        return "the start command is ready"
+
+    async def retire(self) -> None:
+        self.retired += 1
 
     async def extend(self, image: str, layer: Layer) -> str:
         made = f"sha256:{hashlib.sha256((image + layer.digest).encode()).hexdigest()}"

@@ -326,11 +326,21 @@ class Sandboxes:
             spec = replace(spec, manifest=await self.manifests.of(begun.template))
         return spec if begun.shape is None else begun.shape(spec)
 
+    async def _ahead(self, begun: Beginning, spec: Spec) -> tuple[Spec, dict[str, str]]:
+        """The spec, with the head start that its template's build has kept where it fits; and what its first event says of that."""
+        moment = await self.snapshots.head_start(begun.template) if begun.on_record and spec.origin is None else None
+        if moment is None:
+            return spec, {}
+        made = beginning.head_start(spec, moment, brings=bool(begun.request.env))
+        if isinstance(made, str):
+            return spec, {"head_start": "none", "because": made}
+        return made, {"head_start": moment.id}
+
     async def _accept(self, caller: Caller, request: CreateRequest, given: Beginning | None) -> tuple[Sandbox, facts.Committed | None]:
         asked = request
         begun = given if given is not None else await self._beginning(caller, request)
         request, template = begun.request, begun.template
-        spec = await self._spec(begun)
+        spec, said = await self._ahead(begun, await self._spec(begun))
         now = self.clock.now()
         sandbox_id = SandboxId(new_id(Prefix.SANDBOX, self.dice))
         env = {**dict(template.env), **request.env}
@@ -364,18 +374,15 @@ class Sandboxes:
             if begun.snapshot is not None:
                 require_ready(conn, begun.snapshot.id)
             tallies.admit(conn, team_id=caller.team.id, client_id=caller.client.id, limits=limits)
-            facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id(), request_id=caller.request_id)
+            event_id, request_id = self.reconciler.event_id(), caller.request_id
+            facts.accept(conn, sandbox, payload=sealed, event_id=event_id, request_id=request_id, said=said)
             if given is None or begun.snapshot is not None:
                 operations.audit(conn, act, at=now)
             if begun.on_record:
                 tenancy.spawned(conn, template.id, now=now)
 
-        act = Act(
-            caller.actor(),
-            Action.SANDBOX_CREATE,
-            sandbox.id,
-            data={"template": spec.template_id if begun.snapshot is not None else template.name, "class": spec.class_name},
-        )
+        named = spec.template_id if begun.snapshot is not None else template.name
+        act = Act(caller.actor(), Action.SANDBOX_CREATE, sandbox.id, data={"template": named, "class": spec.class_name})
         self.store.require_room()
         limits = Limits.of(self.configuration.current, team=caller.team.name)
         try:

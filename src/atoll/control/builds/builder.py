@@ -112,7 +112,7 @@ class Builder:
         result = _result(work.recipe, made)
         if result.command or result.ready_command:
             page.say(f"starting: {work.recipe.start_command or result.command[-1]}")
-            await self.workshop.try_out(work.build, result)
+            page.say(await self.workshop.try_out(work.build, result))
         page.say(f"the template is ready: image {result.image}")
         return result
 

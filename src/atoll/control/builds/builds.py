@@ -332,6 +332,7 @@ class Builds:
         try:
             await self.workshop.clear(build)
             await self._ended(build, await self._made(build))
+            await self.workshop.retire()
             await self.workshop.tidy()
         except asyncio.CancelledError:
             await asyncio.shield(self._let_go(build))
@@ -474,6 +475,7 @@ class Builds:
         await self.store.write(work)
         if self.workshop is not None:
             await self.workshop.release_orphans()
+            await self.workshop.retire()
         await asyncio.to_thread(_sweep, self.uploads, now - KEPT_S)
 
     async def _on_behalf(self, build: Build) -> Caller:
