@@ -32,12 +32,6 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 ASK = "curl -fsS http://127.0.0.1:8000/"
 
 
-@pytest.fixture(scope="module")
-def client(instance: Instance) -> Iterator[Client]:
-    with Client(instance) as made:
-        yield made
-
-
 @pytest.fixture
 def name(client: Client) -> Iterator[str]:
     name = f"h-{uuid.uuid4().hex[:12]}"
@@ -100,7 +94,7 @@ def test_new_sandboxes_go_on_from_the_running_start_command(instance: Instance, 
     # A new version has its own, and the one before goes with its build.
     build(client, name, tmp_path, word="two")
     until(lambda: len(kept(instance)) == 1 and kept(instance) != [moment], within_s=60, what=lambda: str(kept(instance)))
-    client.http.delete(f"/templates/{name}").raise_for_status()
+    until(lambda: client.http.delete(f"/templates/{name}").status_code == 204, within_s=60)
     until(lambda: not kept(instance), within_s=60, what=lambda: str(kept(instance)))
     until(lambda: client.host()["used"]["diskMib"] == before, within_s=60)
 
@@ -157,6 +151,6 @@ def test_what_is_killed_while_it_is_kept(instance: Instance, client: Client, nam
     sandbox = client.create(template=name)
     assert asked(sandbox)[1] >= 1
     sandbox.kill()
-    client.http.delete(f"/templates/{name}").raise_for_status()
+    until(lambda: client.http.delete(f"/templates/{name}").status_code == 204, within_s=60)
     until(lambda: not kept(instance), within_s=60, what=lambda: str(kept(instance)))
     until(lambda: not look(instance).placements, within_s=60, what=lambda: str(look(instance).placements))

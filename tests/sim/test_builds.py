@@ -31,6 +31,7 @@ class Bank:
 
     async def run(self, command: Sequence[str], *, user: str, cwd: str | None, env: Mapping[str, str], told: Told) -> Ended:
         text = command[-1] if command[0] == "/bin/bash" else " ".join(["script", *command[4:]])
+        self.shop.environments.append((text, dict(env)))
         self.shop.ran.append(text)
         self.done.append(text)
         if user == "nobody-here":
@@ -44,7 +45,9 @@ class Bank:
         return Ended(1 if text == "false" else 0)
 
     async def put(self, path: str, source: Path) -> None:
-        self.done.append(f"put {path} {hashlib.sha256(source.read_bytes()).hexdigest()}")
+        content = source.read_bytes()
+        self.shop.put.append((path, content))
+        self.done.append(f"put {path} {hashlib.sha256(content).hexdigest()}")
 
     async def get(self, path: str, target: Path) -> None:
         content = repr((self.image, self.done)).encode()
@@ -68,6 +71,11 @@ class Shop:
     images: set[str] = field(default_factory=set)
     pulled: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
     tried: list[Result] = field(default_factory=list)
+    environments: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
+    """What images of this source are from now on."""
+    put: list[tuple[str, bytes]] = field(default_factory=list)
+    roots: dict[str, Path] = field(default_factory=dict)
     passed: list[Path] = field(default_factory=list)
     """Where what one stage gives to another was on its way."""
     losses: int = 0
@@ -84,7 +92,8 @@ class Shop:
         self.pulled.append((source, dict(credentials)))
         if "missing" in source:
             raise Refused(Code.IMAGE_UNAVAILABLE, f"{source} is not there")
-        return Pulled(f"sha256:{hashlib.sha256(source.encode()).hexdigest()}", ("FROM=image", "PATH=/opt/bin:/bin"))
+        named = self.digests.get(source, source)
+        return Pulled(f"sha256:{hashlib.sha256(named.encode()).hexdigest()}", ("FROM=image", "PATH=/opt/bin:/bin"))
 
     @contextlib.asynccontextmanager
     async def bench(self, build: Build, image: str) -> AsyncIterator[Bench]:
@@ -108,6 +117,16 @@ class Shop:
         made = f"sha256:{hashlib.sha256((image + layer.digest).encode()).hexdigest()}"
         self.images.add(made)
         return made
+
+    async def compose(self, root: Path) -> str:
+        made = f"sha256:{hashlib.sha256(b'composed' + root.read_bytes()).hexdigest()}"
+        self.images.add(made)
+        self.roots[made] = root.with_name(f"root-{made[-8:]}")
+        root.rename(self.roots[made])
+        return made
+
+    async def root_of(self, image: str) -> Path:
+        return self.roots[image]
 
     async def has(self, image: str) -> bool:
         return image in self.images

@@ -89,6 +89,14 @@ class Workshop(Protocol):
         """The image with one layer more, and all of it where hosts have it from. *Errors*: Refused IMAGE_REFUSED when it has too many."""
         ...
 
+    async def compose(self, root: Path) -> str:
+        """An image of one layer, which is this archive; all of it is where hosts have it from, and the archive is gone. *Errors*: as `extend`."""
+        ...
+
+    async def root_of(self, image: str) -> Path:
+        """The archive that `compose` has made an image of. *Errors*: Refused IMAGE_UNAVAILABLE."""
+        ...
+
     async def has(self, image: str) -> bool:
         """Whether the store has all of an image, or its host's cache brings it."""
         ...

@@ -139,6 +139,19 @@ class SandboxWorkshop:
         await library.publish(made)
         return made
 
+    async def compose(self, root: Path) -> str:
+        """See Workshop."""
+        library = self._library
+        made = await asyncio.to_thread(assembling.compose, library.bench, root)
+        await library.publish(made)
+        return made
+
+    async def root_of(self, image: str) -> Path:
+        """See Workshop."""
+        await self._library.documents(image)
+        (digest,) = await asyncio.to_thread(assembling.layers_of, self._library.bench, image)
+        return await self._library.blob(digest)
+
     async def has(self, image: str) -> bool:
         """See Workshop."""
         return await self._library.has(image)
