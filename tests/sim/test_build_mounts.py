@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from atoll.control.builds import mounting
+from tests.sim.shop import Shop
 from tests.sim.test_build_stages import copy, stage
-from tests.sim.test_builds import Shop, begin, built, code_of, ended, request, run, shop, status, world
+from tests.sim.test_builds import begin, built, code_of, ended, request, run, shop, status, world
 from tests.sim.world import World
 
 __all__ = ["shop", "world"]
