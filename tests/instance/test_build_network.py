@@ -85,7 +85,7 @@ def test_a_layer_that_breaks_off_is_gone_on_with(instance: Instance, client: Cli
     assert done["status"] == "ready", done
     assert any(asked not in {"", "bytes=0-"} for asked in handler.asked), f"it was asked for from its beginning each time: {handler.asked}"
     sandbox = client.create(template=name)
-    assert sandbox.commands.run("stat -c %s /etc/large").stdout == "500000\n"
+    assert sandbox.files.get_info("/etc/large").size == 500_000
     sandbox.kill()
     nothing_left(instance)
 
