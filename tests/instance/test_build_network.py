@@ -130,12 +130,9 @@ def test_files_that_do_not_fit_are_refused_and_leave_nothing(
     (tmp_path / "Dockerfile").write_text("FROM template:base\nCOPY large /srv/large\n")
     done = instance.run("template", "build", name, str(tmp_path), check=False)
     assert done.returncode != 0
-    assert "HOST_DISK_FULL" in done.stderr, done.stderr
+    assert "there is room for 0 bytes" in done.stderr, done.stderr
     assert not [path for path in (instance.layout.blobs / "uploads").rglob("*") if path.is_file()]
     nothing_left(instance)
-    small_store()
-    assert instance.run("template", "build", name, str(tmp_path)).returncode == 0
-    instance.run("template", "delete", name)
 
 
 @pytest.mark.parametrize("programs", [("agent",), ("edge",), ("control", "agent")], ids="+".join)
