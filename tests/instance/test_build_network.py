@@ -137,7 +137,7 @@ def test_files_that_do_not_fit_are_refused_and_leave_nothing(
 
 @pytest.mark.parametrize("programs", [("agent",), ("edge",), ("control", "agent")], ids="+".join)
 def test_what_is_killed_between_two_stages(instance: Instance, tmp_path: Path, name: str, programs: tuple[str, ...]) -> None:
-    text = "FROM template:base AS a\nRUN head -c 300M /dev/urandom >/large\nFROM template:base\nCOPY --from=a /large /large\nRUN true\n"
+    text = f"FROM template:base AS a\nRUN head -c 300M /dev/urandom >/large; echo {name}\nFROM template:base\nCOPY --from=a /large /large\nRUN true\n"
     (tmp_path / "Dockerfile").write_text(text)
     uploads = instance.layout.blobs / "uploads"
     building = threading.Thread(target=lambda: instance.run("template", "build", name, str(tmp_path), check=False))
