@@ -250,7 +250,7 @@ def test_kernels_are_started_ahead(product: Product, interpreter: None) -> None:
         assert said["sandbox.accepted"]["head_start"].startswith("snp_"), said
         assert "reason" not in said["sandbox.ready"], said
         # Its kernel is older than it is, and knows the sandbox's own environment all the same.
-        assert sandbox.run_code("import os; os.environ['E2B_SANDBOX_ID']").text == f"'{sandbox.sandbox_id}'"
+        assert sandbox.run_code("import os; os.environ['E2B_SANDBOX_ID']").text == sandbox.sandbox_id
         other = Interpreter.create(timeout=300)
         try:
             sandbox.run_code("mine = 1")
