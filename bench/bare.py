@@ -87,7 +87,7 @@ class Bare:
         subnet = subnets.claim(self._work, self._mark.install_id)
         # None ahead: they would be made while something is measured.
         pool = slot_pool(self._mark, subnet=subnet, size=0)
-        self._configs = {kind: self._config(kind) for kind in RuntimeKind}
+        self._configs = {kind: self._config(kind) for kind in (RuntimeKind.RUNSC, RuntimeKind.CRUN)}
         self._drivers = {kind: oci_driver(config, pool) for kind, config in self._configs.items()}
         for driver in self._drivers.values():
             await driver.open(_no_news)

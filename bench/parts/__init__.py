@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.drivers.oci.config import RuntimeKind
 from bench.findings import Finding
-from bench.parts import ahead, alone, creates, deletes, dense, docker, idle, images, inside, many, placing, rest, stores
+from bench.parts import ahead, alone, creates, deletes, dense, docker, idle, images, inside, machines, many, placing, rest, stores
 from bench.world import World
 
 
@@ -33,6 +33,7 @@ PARTS: Final = (
     Part("streams-crun", "bulk, shared kernel", lambda world: inside.streams(world, RuntimeKind.CRUN)),
     Part("rest", "suspend and resume", rest.measure),
     Part("ahead", "start commands that are kept as they run", ahead.measure),
+    Part("machines", "machines saved, restored, cloned", machines.measure),
     Part("images-builds", "rebuilds of a template", images.builds),
     Part("images-pulls", "pull and unpack, beside skopeo and umoci", images.pulls),
     Part("images-layered", "starts by number of layers", images.layered),

@@ -1,8 +1,9 @@
 """What virtual machines need: QEMU and erofs-utils as packages, and a kernel of Debian's with the modules that a guest boots by.
 
 Theory of operation. The kernel is downloaded as a package, which apt verifies, and unpacked, never installed: no boot loader hears of it. It is
-kept in CACHE/kernels/VERSION/{vmlinuz,modules/NN-name.ko,manifest.json}, where the modules' names give the order in which each finds what
-it depends on, and the manifest has every file's size and SHA-256. The directory appears by one rename; `current` beside it names it.
+kept in CACHE/kernels/VERSION/{vmlinuz,vmlinux,modules/NN-name.ko,manifest.json}, where the modules' names give the order in which each finds
+what it depends on, and the manifest has every file's size and SHA-256. The directory appears by one rename; `current` beside it names it.
+`vmlinux` is what is packed in `vmlinuz`: Firecracker boots nothing else.
 QEMU and the kernel are the distribution's own files, run as separate programs; nothing of them is part of Atoll.
 """
 
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +26,25 @@ from install import packages
 from install.base_template import cache_directory
 from install.progress import Reporter, StepFailed
 
-PACKAGES: Final = ("qemu-system-x86", "erofs-utils")
+PACKAGES: Final = ("qemu-system-x86", "erofs-utils", "lz4", "zstd")
 KERNEL: Final = "linux-image-cloud-amd64"
 """Names the package of the newest kernel for virtual machines."""
-MODULES: Final = ("virtio_mmio", "virtio_blk", "virtio_console", "virtio_net", "overlay", "erofs")
+MODULES: Final = (
+    "virtio_mmio",
+    "virtio_blk",
+    "virtio_console",
+    "virtio_net",
+    "overlay",
+    "erofs",
+    "vmw_vsock_virtio_transport",
+    "virtio_rng",
+)
 """What a guest boots by; what these depend on comes along. ext4 is built in."""
+FORMAT: Final = 2
+"""Of what is kept: raised when more of a kernel is wanted, so that one that is there is gathered again."""
+_SETUP_SECTORS: Final = 0x1F1
+_PAYLOAD: Final = 0x248
+_LENGTH_BYTES: Final = 4
 _DEPENDS: Final = re.compile(rb"\0depends=([^\0]*)\0")
 
 
@@ -39,7 +57,7 @@ def ensure(reporter: Reporter) -> str:
     version = name.removeprefix("linux-image-")
     place = cache_directory() / "kernels"
     final = place / version
-    if not (final / "manifest.json").exists():
+    if not _is_kept(final):
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place) as text:
             _unpack(name, Path(text), reporter)
@@ -51,6 +69,13 @@ def ensure(reporter: Reporter) -> str:
     unfinished.symlink_to(version)
     unfinished.replace(current)
     return f"kernel {version}"
+
+
+def _is_kept(directory: Path) -> bool:
+    try:
+        return bool(json.loads((directory / "manifest.json").read_text()).get("format") == FORMAT)
+    except (OSError, ValueError):
+        return False
 
 
 def _package(reporter: Reporter) -> str:
@@ -83,6 +108,7 @@ def _gather(directory: Path, version: str) -> Path:
     made.chmod(0o755)
     unpacked = directory / "package"
     shutil.copyfile(unpacked / "boot" / f"vmlinuz-{version}", made / "vmlinuz")
+    (made / "vmlinux").write_bytes(unpacked_kernel((made / "vmlinuz").read_bytes()))
     there = {path.stem.replace("-", "_"): path for path in (unpacked / "lib" / "modules" / version).rglob("*.ko")}
     for number, name in enumerate(in_order(MODULES, {name: depends(path) for name, path in there.items()})):
         shutil.copyfile(there[name], made / "modules" / f"{number:02}-{name}.ko")
@@ -94,7 +120,9 @@ def _gather(directory: Path, version: str) -> Path:
         for path in sorted(made.rglob("*"))
         if path.is_file()
     }
-    (made / "manifest.json").write_text(json.dumps({"version": version, "arch": platform.machine(), "files": files}, indent=1) + "\n")
+    (made / "manifest.json").write_text(
+        json.dumps({"format": FORMAT, "version": version, "arch": platform.machine(), "files": files}, indent=1) + "\n"
+    )
     return made
 
 
@@ -118,3 +146,28 @@ def in_order(wanted: tuple[str, ...], needs: dict[str, list[str]]) -> list[str]:
     for name in wanted:
         take(name)
     return order
+
+
+def unpacked_kernel(image: bytes) -> bytes:
+    """The kernel itself, an ELF file, out of a bzImage. *Errors*: StepFailed.
+
+    Source: the kernel's Documentation/arch/x86/boot.rst: setup_sects, payload_offset, payload_length; the payload ends with its length unpacked.
+    """
+    start, length = struct.unpack_from("<II", image, _PAYLOAD)
+    start += ((image[_SETUP_SECTORS] or 4) + 1) * 512
+    packed, size = image[start : start + length - _LENGTH_BYTES], struct.unpack_from("<I", image, start + length - _LENGTH_BYTES)[0]
+    kernel = _unpacked(packed)
+    if len(kernel) != size or not kernel.startswith(b"\x7fELF"):
+        raise StepFailed("the kernel in the package cannot be unpacked", "try another kernel: remove `kernels` from the cache")
+    return kernel
+
+
+def _unpacked(packed: bytes) -> bytes:
+    if packed.startswith(b"\xfd7zXZ"):
+        return lzma.LZMADecompressor().decompress(packed)
+    if packed.startswith(b"\x1f\x8b"):
+        return zlib.decompressobj(wbits=31).decompress(packed)
+    program = {b"\x02\x21": "lz4", b"\x28\xb5": "zstd"}.get(packed[:2])
+    if program is None:
+        raise StepFailed(f"the kernel is packed by something unknown ({packed[:4].hex()})", "try another kernel")
+    return subprocess.run([program, "-d", "-c", "-q"], input=packed, capture_output=True, check=False).stdout

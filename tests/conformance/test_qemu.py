@@ -1,15 +1,15 @@
 """The qemu driver keeps what the port promises, on this machine: with KVM where a guest boots with it, else without."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from atoll.base.errors import Code, Refused
+from atoll.domain.spec import Isolation
+from atoll.drivers.machines.config import user_of
 from atoll.drivers.oci.config import RuntimeKind
-from atoll.drivers.qemu.config import Accelerator, user_of
-from atoll.testing.conformance.qemu_stand import QemuStand, missing
+from atoll.testing.conformance.qemu_stand import QemuStand, kind, missing
 from atoll.testing.conformance.suite import CASES, lacking
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(600)]
@@ -39,7 +39,7 @@ OFTEN = {
 async def stand(tmp_path, binaries, cache):
     if lack := missing(binaries, cache):
         pytest.skip(f"needs {lack}")
-    made = QemuStand(RuntimeKind.QEMU, tmp_path, binaries=binaries, cache=cache)
+    made = QemuStand(kind(), tmp_path, binaries=binaries, cache=cache)
     # The agent's: what machines need of others' files must be theirs to read all the same.
     usual = os.umask(0o077)
     try:
@@ -91,16 +91,24 @@ async def test_qemu_is_nobody_in_a_root_of_its_own(stand) -> None:
     await stand.driver.remove(order.placement_id)
 
 
-async def test_without_kvm_nothing_starts_unless_the_operator_says_so(stand) -> None:
-    if stand.driver._machine.accelerator is Accelerator.KVM:
+async def test_without_kvm_no_machine_is_called_one(tmp_path, binaries, cache) -> None:
+    """What is emulated is another driver's, and has another name: a host never claims more than it can do."""
+    if lack := missing(binaries, cache):
+        pytest.skip(f"needs {lack}")
+    if kind() is RuntimeKind.QEMU:
         pytest.skip("a guest boots with KVM here")
-    stand.driver._machines = replace(stand.driver._machines, emulated=False)
-    order = stand.order()
-    found = {probe.id: probe for probe in await stand.driver.probe()}
-    assert not found["runtime.qemu.boot"].ok
-    assert found["runtime.qemu.boot"].fatal, "the host does not say that it can"
-    for verb in (stand.driver.prepare, stand.driver.start):
-        with pytest.raises(Refused) as refused:
-            await verb(order)
-        assert refused.value.code is Code.RUNTIME_MISSING
-    assert not stand.traces(order)
+    stand = QemuStand(RuntimeKind.QEMU, tmp_path, binaries=binaries, cache=cache)
+    await stand.open()
+    try:
+        order = stand.order()
+        assert order.spec.isolation is Isolation.VM
+        found = {probe.id: probe for probe in await stand.driver.probe()}
+        assert not found["runtime.qemu.boot"].ok
+        assert found["runtime.qemu.boot"].fatal, "the host does not say that it can"
+        for verb in (stand.driver.prepare, stand.driver.start):
+            with pytest.raises(Refused) as refused:
+                await verb(order)
+            assert refused.value.code is Code.RUNTIME_MISSING
+        assert not stand.traces(order)
+    finally:
+        await stand.close()

@@ -13,12 +13,10 @@ import pytest
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Prefix, new_id
 from atoll.domain.spec import SaveMode
-from atoll.drivers.oci.config import RuntimeKind
+from atoll.drivers.machines.runtime import RUN, VM
 from atoll.drivers.port import Power
-from atoll.drivers.qemu.machine import VM
-from atoll.drivers.qemu.options import RUN
 from atoll.testing.conformance.killed import USED, Script
-from atoll.testing.conformance.qemu_stand import QemuStand, missing
+from atoll.testing.conformance.qemu_stand import QemuStand, kind, missing
 from atoll.testing.conformance.stand import shell
 from tests.conformance.removal import can_be_removed
 
@@ -36,13 +34,13 @@ class Scene:
             pytest.skip(f"needs {lack}")
         self.places = {"binaries": binaries, "cache": cache}
         self.home = home
-        first = QemuStand(RuntimeKind.QEMU, home, **self.places)
+        first = QemuStand(kind(), home, **self.places)
         self.identity, self.order, self._key = first.identity, first.order(), first.key
 
     def act(self, die_at, *, saving=False):
         """Have another process live a machine's life; it dies before step `die_at`, or ends by itself. What it said."""
         key = self._key.private_bytes_raw() if saving else None
-        script = Script(RuntimeKind.QEMU, self.home, identity=self.identity, order=self.order, die_at=die_at, saving=key, **self.places)
+        script = Script(kind(), self.home, identity=self.identity, order=self.order, die_at=die_at, saving=key, **self.places)
         file = self.home / "script.pickle"
         file.write_bytes(pickle.dumps(script))
         done = subprocess.run(
@@ -55,7 +53,7 @@ class Scene:
         return done.returncode, done.stdout.split("\n")[:-1]
 
     async def next_run(self):
-        stand = QemuStand(RuntimeKind.QEMU, self.home, identity=self.identity, **self.places)
+        stand = QemuStand(kind(), self.home, identity=self.identity, **self.places)
         stand.key = self._key
         await stand.open()
         return stand

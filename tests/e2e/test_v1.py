@@ -37,6 +37,8 @@ def test_from_create_to_released(product, made, class_name) -> None:
     made.append(sandbox["id"])
     assert (sandbox["state"], sandbox["class"], sandbox["generation"]) == ("ready", class_name, 1)
     assert sandbox["isolation"] == {"default": "gvisor", "shared-kernel": "shared-kernel"}[class_name]
+    driver, saves = {"default": ("oci-runsc", "full"), "shared-kernel": ("oci-crun", "filesystem")}[class_name]
+    assert sandbox["machine"] == {"driver": driver, "hardware": None, "saves": saves}
     assert product.call("POST", "/v1/sandboxes", json=body).json()["id"] == sandbox["id"]
     other = product.call("POST", "/v1/sandboxes", json={**body, "timeoutSeconds": 121})
     assert (other.status_code, other.json()["error"]["code"]) == (422, "REQUEST_MISMATCH")

@@ -15,7 +15,7 @@ from atoll.testing.conformance.qemu_stand import missing
 from tests.instance.conftest import ROOT, Instance, _instances, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-CLASSES = "version: 1\nclasses:\n  default: {isolation: gvisor}\n  machine: {isolation: vm}\n"
+CLASSES = "version: 1\nclasses:\n  default: {isolation: gvisor}\n  machine: {isolation: vm-emulated}\n"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def machines() -> Iterator[Instance]:
         document = one.home / "deployment.yaml"
         document.write_text(CLASSES)
         one.run("config", "apply", str(document))
-        until(lambda: "vm" in one.json("doctor", "--json", check=False)["isolations"], within_s=120, what=one.last_words)
+        until(lambda: "vm-emulated" in one.json("doctor", "--json", check=False)["isolations"], within_s=120, what=one.last_words)
         yield one
 
 
@@ -50,7 +50,12 @@ def processes(one: Instance) -> list[int]:
 
 def test_a_machine_is_made_used_and_removed(machines: Instance) -> None:
     sandbox = machines.create("--class", "machine")
-    assert machines.json("sandbox", "get", sandbox, "--json")["isolation"] == "vm"
+    assert machines.json("sandbox", "get", sandbox, "--json")["isolation"] == "vm-emulated"
+    assert machines.json("sandbox", "get", sandbox, "--json")["machine"] == {
+        "driver": "qemu-emulated",
+        "hardware": "emulated",
+        "saves": "full",
+    }
     assert "cloud-amd64" in machines.exec(sandbox, "uname", "-r"), "a kernel of its own"
     assert machines.exec(sandbox, "id", "-un").strip() == "user"
     assert len(processes(machines)) == 1

@@ -97,7 +97,7 @@ func run() error {
 			return err
 		}
 		users = made
-		if err := listen(made, log); err != nil {
+		if err := listen(made, config.PlacementFile, log); err != nil {
 			return err
 		}
 	}

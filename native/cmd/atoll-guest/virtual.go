@@ -24,21 +24,30 @@ const (
 type virtual struct {
 	control.OwnMachine
 	users *group.Group
+	// placementFile is where the guest looks whose it is.
+	placementFile string
 }
 
-// listen answers the host on the machine's serial line. A machine without one is served by its network alone.
-func listen(users *group.Group, log *slog.Logger) error {
-	line, err := hostline.Open("/sys", "/dev")
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+// listen answers the host on the machine's lines, whichever it has. A machine without one is served by its network alone.
+func listen(users *group.Group, placementFile string, log *slog.Logger) error {
+	machine := &virtual{users: users, placementFile: placementFile}
+	lines := []func() (hostline.Listener, error){
+		func() (hostline.Listener, error) { return hostline.Open("/sys", "/dev") },
+		func() (hostline.Listener, error) { return hostline.OpenVsock() },
 	}
-	if err != nil {
-		return fmt.Errorf("the line to the host: %w", err)
+	for _, open := range lines {
+		line, err := open()
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("the line to the host: %w", err)
+		}
+		go func() {
+			err := line.Listen(machine)
+			log.Error("guest.hostline.ended", "error", err)
+		}()
 	}
-	go func() {
-		err := line.Listen(&virtual{users: users})
-		log.Error("guest.hostline.ended", "error", err)
-	}()
 	return nil
 }
 
@@ -54,8 +63,8 @@ func (v *virtual) Rest(sync bool) error {
 	return nil
 }
 
-// Wake sets clock and chance before anything of a user's goes on.
-func (v *virtual) Wake(unixNano int64, entropy []byte) error {
+// Wake sets clock, chance and name before anything of a user's goes on.
+func (v *virtual) Wake(unixNano int64, entropy, placement []byte) error {
 	if unixNano > 0 {
 		if err := v.SetClock(unixNano); err != nil {
 			return err
@@ -63,6 +72,11 @@ func (v *virtual) Wake(unixNano int64, entropy []byte) error {
 	}
 	if len(entropy) > 0 {
 		if err := v.AddEntropy(entropy); err != nil {
+			return err
+		}
+	}
+	if len(placement) > 0 && v.placementFile != "" {
+		if err := os.WriteFile(v.placementFile, placement, 0o600); err != nil {
 			return err
 		}
 	}

@@ -21,7 +21,7 @@ from atoll.domain.spec import Isolation
 from atoll.drivers.port import Driver
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
-from atoll.wire.agent import Check, HostHealth, ImageCacheState
+from atoll.wire.agent import Check, DriverState, HostHealth, ImageCacheState
 
 log = get_logger()
 
@@ -65,11 +65,11 @@ class Health:
         """A check that failed is fine again, so what the probes met may be gone, too."""
         self._failed: frozenset[str] = frozenset()
 
-    async def probe(self) -> None:
-        """Run every driver's probes. What one has found counts at once: a machine that is emulated boots for as long as ten containers."""
+    async def probe(self, isolations: Collection[Isolation] = ()) -> None:
+        """Run these drivers' probes, or every one's. What one has found counts at once: a machine that is emulated boots for as long as ten containers."""
         self._suspicious = False
         self._probed_at = self._clock.boot()
-        await asyncio.gather(*(self._probe(isolation) for isolation in self._drivers))
+        await asyncio.gather(*(self._probe(isolation) for isolation in isolations or self._drivers))
         self._tell()
         if self._remember is not None:
             await self._remember(self._isolations())
@@ -99,7 +99,11 @@ class Health:
                 async with asyncio.timeout(max(0.0, self._probed_at + PROBE_AGAIN_S - self._clock.boot())):
                     await self._mended.wait()
             self._mended.clear()
-            await self.probe()
+            await self.probe(() if self._suspicious else self._failing())
+
+    def _failing(self) -> list[Isolation]:
+        """A guest that boots for half a minute is not booted again because another driver's does not."""
+        return [isolation for isolation, found in self._probed.items() if any(not f.ok for f in found)]
 
     def _doubtful(self) -> bool:
         return self._suspicious or any(not f.ok for found in self._probed.values() for f in found)
@@ -117,6 +121,7 @@ class Health:
         return HostHealth(
             checks=checks,
             isolations=works,
+            drivers=self._drivers_of(works),
             images=self._images[:IMAGES_MAX],
             quarantined=self._quarantine.names()[:100],
             disk_free_mib=free_mib(self._config.state_directory),
@@ -149,6 +154,10 @@ class Health:
     def _isolations(self) -> list[str]:
         probed = [str(i) for i, found in self._probed.items() if all(f.ok or not f.fatal for f in found)]
         return sorted([*probed, *(self.recalled - {str(i) for i in self._probed})])
+
+    def _drivers_of(self, works: Sequence[str]) -> list[DriverState]:
+        named = ((isolation, driver.capabilities) for isolation, driver in self._drivers.items() if isolation in works)
+        return [DriverState(isolation=i, name=can.name, saves=None if can.saves is None else can.saves.value) for i, can in named]
 
     def _of_driver(self, finding: Finding) -> bool:
         return any(finding in found for found in self._probed.values())

@@ -130,6 +130,8 @@ class Code(StrEnum):
     SNAPSHOT_NOT_FOUND = "SNAPSHOT_NOT_FOUND"
     SNAPSHOT_IN_USE = "SNAPSHOT_IN_USE"
     SNAPSHOT_UNAVAILABLE = "SNAPSHOT_UNAVAILABLE"
+    # machines
+    RUNTIME_UNTRUSTED = "RUNTIME_UNTRUSTED"
 
 
 HINTS: Final[Mapping[Code, str]] = {
@@ -181,6 +183,7 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.RELEASE_REQUESTED: "Somebody asked for it.",
     Code.CREATE_TIMEOUT: "The sandbox was not ready in time and was released; try again.",
     Code.HOST_DISK_FULL: "Free space on the host's disk.",
+    Code.RUNTIME_UNTRUSTED: "The host's operator names the digests of its programs; put these programs there, or name the digests of those that are.",
     Code.RUNTIME_MISSING: "Run `make up` to build or install the runtime.",
     Code.CLEANUP_FAILED: "Parts of the sandbox could not be removed; the agent goes on trying, its log says which.",
     Code.PLACEMENT_LOST: "The host no longer has this sandbox.",

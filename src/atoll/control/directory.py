@@ -6,14 +6,14 @@ shared database every few seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from atoll.base.units import ZERO, Vector
 from atoll.domain.host import SUSPECT_AFTER_S, Host
-from atoll.domain.spec import Spec
+from atoll.domain.spec import Isolation, Spec
 from atoll.planning import placing
 from atoll.planning.fleet import Fleet
 from atoll.planning.placing import Advert, Filter
@@ -55,6 +55,10 @@ class Directory:
     def choose(self, spec: Spec, *, sandbox_id: str, now: float, excluded: Collection[str] = ()) -> str | None:
         """The host to ask first; None when no host fits."""
         return self._fleet.choose(spec, sandbox_id=sandbox_id, now=now, excluded=excluded)
+
+    def rung(self, spec: Spec, rungs: Sequence[Isolation], *, now: float) -> Isolation:
+        """The first of these isolations that there is for such a spec."""
+        return self._fleet.rung(spec, rungs, now=now)
 
     def shortage(self, spec: Spec, *, now: float) -> Shortage:
         """Why no host fits; at most a second old."""

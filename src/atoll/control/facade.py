@@ -23,7 +23,7 @@ from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
 from atoll.control.whys import Whys
 from atoll.domain.deployment import ClientLimits, TeamLimits
-from atoll.domain.host import AdminEvent
+from atoll.domain.host import DRIVER_FACT, AdminEvent
 from atoll.domain.importing import Import, ImportRequest
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.snapshot import Snapshot
@@ -71,6 +71,10 @@ class Facade:
 
     async def get(self, caller: Caller, sandbox_id: str, *, ended: bool = False, every_team: bool = False) -> Sandbox:
         return await self._sandboxes.get(caller, sandbox_id, ended=ended, every_team=every_team)
+
+    def isolated_by(self, sandbox: Sandbox) -> str | None:
+        host = None if sandbox.host_id is None else self._sandboxes.reconciler.directory.host(sandbox.host_id)
+        return None if host is None else host.facts.get(f"{DRIVER_FACT}.{sandbox.spec.isolation}")
 
     async def find(self, caller: Caller, query: Query) -> Page[Sandbox]:
         return await self._sandboxes.find(caller, query)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.control.enrollment import facts_of
-from atoll.domain.host import Host
+from atoll.domain.host import DRIVER_FACT, Host
 from atoll.domain.inventory import CAPACITY, CLOCK, Inventory, differences
 from atoll.wire import agent as wire
 
@@ -55,6 +55,8 @@ class Inspection:
             facts[SKEW_FACT] = _told(host.facts.get(SKEW_FACT), skew_s)
             if abs(skew_s) > SKEW_S_MAX:
                 problems.append(CLOCK)
+        for driver in poll.health.drivers:
+            facts[f"{DRIVER_FACT}.{driver.isolation}"] = " ".join(part for part in (driver.name, driver.saves) if part)
         return Findings(tuple(problems), facts)
 
     def _skew_s(self, host_id: str, poll: wire.Poll, *, received_at: float) -> float | None:

@@ -320,6 +320,9 @@ class Sandboxes:
     async def _spec(self, begun: Beginning) -> Spec:
         policy = resolve.class_of(begun.request, self.configuration.current)
         spec = resolve.resolve(begun.request, template=begun.template, policy=policy)
+        if begun.shape is None:
+            # What a snapshot or a build's step takes is fixed by that.
+            spec = replace(spec, isolation=self.reconciler.directory.rung(spec, policy.rungs(), now=self.clock.now()))
         if begun.snapshot is not None:
             beginning.check_class(begun.snapshot, policy)
         elif self.manifests is not None:

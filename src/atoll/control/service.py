@@ -420,6 +420,10 @@ class Service(Protocol):
         """Refuse it from now on. Operators: any team's. *Errors*: KEY_NOT_FOUND."""
         ...
 
+    def isolated_by(self, sandbox: Sandbox) -> str | None:
+        """The driver that holds it, and what a suspend of it keeps (`firecracker full`); None where its host has not said."""
+        ...
+
     def access_token(self, sandbox: Sandbox) -> str | None:
         """The guest's access token (derived, never stored); None for an unsecured sandbox."""
         ...

@@ -5,7 +5,7 @@ Members hear how many hosts each filter removes; which hosts those are, and what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
@@ -50,5 +50,6 @@ class Whys:
         policy = resolve.class_of(request, self.configuration.current)
         template = await self.templates.get(caller, resolve.template_of(request, policy))
         spec = resolve.resolve(request, template=template, policy=policy)
+        spec = replace(spec, isolation=self.directory.rung(spec, policy.rungs(), now=self.clock.now()))
         told = placing.explain(self.directory.adverts(), spec, sandbox_id="", now=self.clock.now())
         return Why(spec, told, None, shows_hosts=caller.operator)

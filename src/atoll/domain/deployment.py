@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.domain.spec import Ingress, Isolation, OnExit, OnLeaseExpiry, OnLoss, PlacementPolicy
+from atoll.domain.spec import LADDER, Ingress, Isolation, OnExit, OnLeaseExpiry, OnLoss, PlacementPolicy
 
 BURST_S: Final = 5.0
 """A burst that nobody has named is what comes in this time."""
@@ -34,6 +34,8 @@ class WorkloadClass:
     name: str = "default"
     description: str = ""
     isolation: Isolation = Isolation.GVISOR
+    or_stronger: bool = False
+    """Whether a rung of the ladder above `isolation` is used instead, where a host's self-check has passed on it."""
     template: str | None = None
     """For requests that name none."""
     templates: tuple[str, ...] = ()
@@ -72,6 +74,10 @@ class WorkloadClass:
     metadata_bytes_max: int = 16384
     env_pairs_max: int = 512
     env_bytes_max: int = 65536
+
+    def rungs(self) -> tuple[Isolation, ...]:
+        """Which isolations its sandboxes may have, the first choice first."""
+        return LADDER[: LADDER.index(self.isolation) + 1] if self.or_stronger else (self.isolation,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ class DeploymentLimits:
 
 
 DEFAULT_CLASSES: Final[Mapping[str, WorkloadClass]] = {
-    "default": WorkloadClass(description="Untrusted code behind a kernel of its own in user space."),
+    "default": WorkloadClass(description="Untrusted code behind a kernel of its own, of a machine where there is one.", or_stronger=True),
     "shared-kernel": WorkloadClass(
         name="shared-kernel",
         description="Faster, and only for code that may share the host's kernel.",

@@ -64,6 +64,10 @@ LEASE_S: Final = 300.0
 """How long a host may act unheard: one lease for all that it holds, renewed by each poll."""
 
 
+DRIVER_FACT: Final = "driver"
+"""`driver.ISOLATION` of a host's facts: what gives it this isolation, and what a suspend keeps (`full`, `filesystem`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """A host's row. `capacity` is what it registered, overcommit already applied."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from atoll.base.units import Vector
 
@@ -16,8 +17,17 @@ class Isolation(StrEnum):
     """What separates the guest from the host. Never claim more than is true."""
 
     VM = "vm"
+    """A kernel of its own, by hardware virtualization."""
+    VM_EMULATED = "vm-emulated"
+    """A machine whose instructions a program translates: slow, and that program's faults are what separates it."""
     GVISOR = "gvisor"
     SHARED_KERNEL = "shared-kernel"
+
+
+LADDER: Final = (Isolation.VM, Isolation.GVISOR, Isolation.SHARED_KERNEL, Isolation.VM_EMULATED)
+"""From the first choice to the last. What comes after gVisor is used only where an operator says so."""
+OVERHEAD_MIB: Final = {Isolation.VM: 96, Isolation.VM_EMULATED: 192}
+"""What runs a machine takes of its host's memory beside the guest's own; a driver may take no more (ADR 0035). *Units*: MiB."""
 
 
 class OnExit(StrEnum):
@@ -165,4 +175,4 @@ class Spec:
 
     def vector(self) -> Vector:
         """What a running placement of this spec holds on its host."""
-        return Vector(self.cpu_millis, self.memory_mib, self.disk_mib, 1)
+        return Vector(self.cpu_millis, self.memory_mib + OVERHEAD_MIB.get(self.isolation, 0), self.disk_mib, 1)

@@ -1,6 +1,6 @@
 """Kernels for virtual machines, and the first file system that they start with.
 
-A kernel is `CACHE/kernels/VERSION/{vmlinuz,modules/NN-name.ko,manifest.json}`, made by the set-up of a package of the distribution's, with
+A kernel is `CACHE/kernels/VERSION/{vmlinuz,vmlinux,modules/NN-name.ko,manifest.json}`, made by the set-up of a package of the distribution's, with
 every file's size and SHA-256 in the manifest; `CACHE/kernels/current` names the one to use. The first file system is a cpio archive of the
 guest program, as `/init`, and those modules; it is made here, since the guest program is this release's own.
 """
@@ -34,6 +34,11 @@ class Kernel:
     @property
     def image(self) -> Path:
         return self.directory / "vmlinuz"
+
+    @property
+    def unpacked(self) -> Path:
+        """The same as an ELF file; kernels that an earlier set-up has fetched lack it."""
+        return self.directory / "vmlinux"
 
 
 def look_up(cache: Path) -> Kernel:

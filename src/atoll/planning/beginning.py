@@ -73,7 +73,7 @@ def of_snapshot(snapshot: Snapshot, request: CreateRequest, *, host_name: str = 
 
 def check_class(snapshot: Snapshot, policy: WorkloadClass) -> None:
     """*Errors*: Refused CLASS_LIMIT when the class separates in another way than the snapshot was."""
-    if policy.isolation is not snapshot.spec.isolation:
+    if snapshot.spec.isolation not in policy.rungs():
         message = f"class {policy.name} isolates by {policy.isolation}, and snapshot {snapshot.reference!r} is of {snapshot.spec.isolation}"
         raise Refused(Code.CLASS_LIMIT, message)
 
@@ -102,6 +102,7 @@ def _shaped(made: Spec, snapshot: Snapshot) -> Spec:
         manifest=was.manifest,
         pids_max=was.pids_max,
         tmp_on_disk=was.tmp_on_disk,
+        isolation=was.isolation,
         arch=was.arch,
         regions=(),
         labels=(),

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
 from atoll.domain.host import SUSPECT_AFTER_S, Host
-from atoll.domain.spec import PlacementPolicy, Spec
+from atoll.domain.spec import Isolation, PlacementPolicy, Spec
 from atoll.planning import placing
 from atoll.planning.placing import Advert, Filter
 
@@ -155,6 +155,18 @@ class Fleet:
             return self._spread(spec, fits, sandbox_id)
         return self._pack(spec, fits, sandbox_id)
 
+    def rung(self, spec: Spec, rungs: Sequence[Isolation], *, now: float) -> Isolation:
+        """The first of these isolations that a host offers which lives and could take the spec; the last one where none does.
+
+        A host that is full offers it all the same: nobody gets a weaker one because the stronger is in demand.
+        """
+
+        def offered(one: Isolation) -> bool:
+            traits = self._suitable(replace(spec, isolation=one))
+            return any(now < self._entries[host_id].fresh_until for trait in traits for host_id in self._members[trait])
+
+        return next((one for one in rungs[:-1] if offered(one)), rungs[-1])
+
     def summary(self, spec: Spec, *, now: float) -> str:
         """As `placing.explain` sums up, without a word for each host."""
         return placing.summary(len(self._entries), self.removed(spec, now=now))
@@ -240,7 +252,7 @@ class Fleet:
             if best is not None:
                 return best
         order, second = self._order, -1
-        for at in range(bisect_left(order, (spec.memory_mib,)), len(order)):
+        for at in range(bisect_left(order, (spec.vector().memory_mib,)), len(order)):
             entry = order[at][4]
             if not fits(entry):
                 continue

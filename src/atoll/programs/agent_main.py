@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from atoll.agent.enrollment import Admit, Obtained
     from atoll.agent.transport import HttpTransport
     from atoll.domain.spec import Isolation
+    from atoll.drivers.oci.config import OciConfig, RuntimeKind
+    from atoll.drivers.oci.driver import OciDriver
+    from atoll.drivers.oci.slots import SlotPool
     from atoll.drivers.port import Driver, Mark
     from atoll.images.shelf import Shelf
     from atoll.images.trust import Trust
@@ -111,12 +114,10 @@ def shelf(place: Layout, unpacking: Unpacking) -> Shelf:
 
 
 def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, unpacking: Unpacking) -> dict[Isolation, Driver]:
-    """GVisor by runsc, a shared kernel by crun or runc, virtual machines by QEMU where the operator wants them. They share one slot pool."""
+    """GVisor by runsc, a shared kernel by crun or runc, virtual machines where the operator wants them. They share one slot pool."""
     from atoll.domain.spec import Isolation
     from atoll.drivers.oci.build import oci_driver, slot_pool
     from atoll.drivers.oci.config import OciConfig, RuntimeKind
-    from atoll.drivers.qemu.build import qemu_driver
-    from atoll.drivers.qemu.config import MachineConfig
     from atoll.programs.machines import Machines
 
     pool = slot_pool(mark, subnet=config.subnet or 0)
@@ -126,7 +127,7 @@ def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, unpacking: Unpac
         return OciConfig(
             runtime=kind,
             state_dir=place.sandboxes,
-            run_dir=place.run / ("qemu" if kind is RuntimeKind.QEMU else "oci"),
+            run_dir=place.run / ("oci" if kind in (RuntimeKind.RUNSC, RuntimeKind.CRUN) else kind.value),
             image_cache=cache_directory(),
             guest_binary=binaries / "atoll-guest",
             mark=mark,
@@ -142,8 +143,29 @@ def _oci_drivers(place: Layout, mark: Mark, config: HostConfig, unpacking: Unpac
         Isolation.SHARED_KERNEL: oci_driver(of(RuntimeKind.CRUN), pool),
     }
     if config.machines is not Machines.OFF:
-        machines = MachineConfig(cache_directory(), emulated=config.machines is Machines.EMULATED)
-        found[Isolation.VM] = qemu_driver(of(RuntimeKind.QEMU), machines, pool)
+        found |= _machine_drivers(place, config, of, pool)
+    return found
+
+
+def _machine_drivers(
+    place: Layout, config: HostConfig, of: Callable[[RuntimeKind], OciConfig], pool: SlotPool
+) -> dict[Isolation, OciDriver]:
+    """Machines with KVM: by Firecracker where the operator has pinned one, else by QEMU; and emulated ones, if need be."""
+    from atoll.domain.spec import Isolation
+    from atoll.drivers.firecracker.build import firecracker_driver
+    from atoll.drivers.oci.config import RuntimeKind
+    from atoll.drivers.qemu.build import qemu_driver
+    from atoll.drivers.qemu.config import QemuConfig
+    from atoll.programs.machines import Machines, pinned
+
+    cache, firecracker = cache_directory(), pinned(place.firecracker, cache_directory())
+    found: dict[Isolation, OciDriver] = {}
+    if firecracker is not None:
+        found[Isolation.VM] = firecracker_driver(of(RuntimeKind.FIRECRACKER), firecracker, pool)
+    else:
+        found[Isolation.VM] = qemu_driver(of(RuntimeKind.QEMU), QemuConfig(cache), pool)
+    if config.machines is Machines.EMULATED:
+        found[Isolation.VM_EMULATED] = qemu_driver(of(RuntimeKind.QEMU_EMULATED), QemuConfig(cache), pool)
     return found
 
 

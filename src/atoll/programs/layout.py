@@ -116,6 +116,11 @@ class Layout:
         return self.registry / "registry.sock"
 
     @property
+    def firecracker(self) -> Path:
+        """Which Firecracker machines run by; without it they run by QEMU."""
+        return self.home / "firecracker.toml"
+
+    @property
     def sandboxes(self) -> Path:
         return self.home / "sandboxes"
 

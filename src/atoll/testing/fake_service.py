@@ -352,6 +352,9 @@ class FakeService(FakeResting, FakeKeeping):
                 return one
         raise Refused(Code.TEMPLATE_NOT_FOUND, f"template {reference[:80]!r} was not found")
 
+    def isolated_by(self, sandbox: Sandbox) -> str | None:
+        return "fake full" if sandbox.host_id is not None else None
+
     async def hosts(self, caller: Caller) -> Sequence[HostView]:
         if not caller.operator:
             raise Refused(Code.FORBIDDEN, "hosts are the operator's")

@@ -20,7 +20,7 @@ Errors: `{"code": <base.errors.Code>, "message", "hint"}` with 401 (credential),
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -163,11 +163,22 @@ class ImageCacheState(Message):
     """Images that were fetched since then."""
 
 
+class DriverState(Message):
+    """What gives a host one of its isolations."""
+
+    isolation: str
+    name: str
+    saves: str | None = None
+    """What a suspend keeps: `full` or `filesystem`."""
+
+
 class HostHealth(Message):
     """What changes between polls."""
 
     checks: list[Check] = Field(default_factory=list)
     isolations: list[str] = Field(default_factory=list)
+    drivers: Annotated[list[DriverState], Field(max_length=16)] = Field(default_factory=list)
+    """Of these isolations."""
     images: list[str] = Field(default_factory=list)
     """Digests of images held ready."""
     quarantined: list[str] = Field(default_factory=list)

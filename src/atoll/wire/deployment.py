@@ -147,6 +147,7 @@ class RequestLimits(Part):
 class Class(Part):
     description: Annotated[str, Field(max_length=500)] = ""
     isolation: Isolation | None = Field(default=None, strict=False)
+    or_stronger: bool | None = None
     template: Reference | None = None
     templates: Annotated[tuple[Reference, ...], Field(max_length=LIST_MAX, strict=False), AfterValidator(_once)] = ()
     size: Size = Size()
@@ -301,6 +302,7 @@ def _class(name: str, part: Class) -> WorkloadClass:
         labels=tuple(sorted(part.labels.items())),
         **_given(
             isolation=part.isolation,
+            or_stronger=part.or_stronger,
             template=part.template,
             pids_max=size.processes,
             attempts_max=part.attempts,

@@ -94,6 +94,7 @@ def _class(policy: WorkloadClass) -> dict[str, Tree]:
     return {
         **_present(description=policy.description),
         "isolation": policy.isolation.value,
+        "or_stronger": policy.or_stronger,
         **_present(template=policy.template, templates=list(policy.templates)),
         "size": {
             "cpu": _range(policy.cpu_millis, q.cpu_form),

@@ -119,6 +119,32 @@ async def test_a_host_that_stays_as_it_is_is_not_probed_before_its_time(stand):
     keeping.cancel()
 
 
+async def test_only_what_failed_is_tried_again_unless_a_placement_made_the_host_doubtful(tmp_path: Path):
+    """A machine that is emulated boots for half a minute: not again and again because there is no other kind here."""
+    works, fails, time = Driver(), Driver(ok=False), Time()
+    facts = HostFacts(arch="x86_64", cpu_count=1, memory_mib=1024, disk_mib=1024)
+    config = AgentConfig(state_directory=tmp_path, control_url="http://127.0.0.1:1", facts=facts)
+    health = Health(config, {Isolation.VM_EMULATED: works, Isolation.VM: fails}, Quarantine(), time)
+    looks = health._cheap = Looks()
+    await health.probe()
+    keeping = asyncio.create_task(health.keep_probing())
+    for number in range(2):
+        for looks.ok in (False, True):
+            time.at += LOOK_EVERY_S + 1
+            await health.compose()
+        await settled()
+        assert (works.probes, fails.probes) == (1, 2 + number)
+    told = (await health.compose()).drivers
+    assert [(one.isolation, one.name, one.saves) for one in told] == [("vm-emulated", "scripted", None)]
+    health.suspect(Code.START_FAILED)
+    for looks.ok in (False, True):
+        time.at += LOOK_EVERY_S + 1
+        await health.compose()
+    await settled()
+    assert (works.probes, fails.probes) == (2, 4)
+    keeping.cancel()
+
+
 async def test_a_host_that_came_right_before_a_doubt_is_probed_no_sooner_for_it(stand):
     health, driver, time, looks = stand
     looks.ok = False

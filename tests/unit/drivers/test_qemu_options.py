@@ -5,9 +5,10 @@ import json
 import pytest
 
 from atoll.domain.spec import Isolation, Spec
+from atoll.drivers.machines.config import UID_BASE, Accelerator, user_of
+from atoll.drivers.machines.telling import KERNEL_MIB, guest_disk
 from atoll.drivers.port import Order
 from atoll.drivers.qemu import options
-from atoll.drivers.qemu.config import UID_BASE, Accelerator, user_of
 
 
 def shape(accelerator=Accelerator.TCG, **other):
@@ -63,15 +64,16 @@ def test_cores(accelerator, cpu_millis, cpus):
 def test_the_guest_is_told_by_whole_sectors(tmp_on_disk):
     spec = Spec("c", "t", "sha256:1", "n", Isolation.VM, 1000, 512, 1024, 100, 60, command=("run",), tmp_on_disk=tmp_on_disk)
     order = Order("plc_1", "i1", 3, spec, "nonce", "key", "name")
-    content = options.guest_disk(order, resolver="10.64.255.254", tmpfs_percent=(40, 20, 10))
+    content = guest_disk(order, resolver="10.64.255.254", tmpfs_percent=(40, 20, 10))
     assert len(content) % 512 == 0
     said = json.loads(content.rstrip(b"\0"))
     assert said["guest"]["placement_id"] == "plc_1"
     assert said["guest"]["command"] == ["run"]
+    assert said["guest"]["placement_file"].startswith("/run/"), "in memory: what was written there is gone with the next boot"
     assert said["guest"]["pids_max"] == 100
     assert said["network"] == {"address": "192.0.0.2/29", "gateway": "192.0.0.1", "resolver": "10.64.255.254"}
     assert (said["tmp_mib"] == 0) is tmp_on_disk
-    assert said["tmp_mib"] + said["shm_mib"] + said["run_mib"] < 512 - options.KERNEL_MIB
+    assert said["tmp_mib"] + said["shm_mib"] + said["run_mib"] < 512 - KERNEL_MIB
 
 
 def test_each_slot_has_a_user_of_its_own():

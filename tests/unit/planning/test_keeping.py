@@ -164,5 +164,16 @@ def test_its_host_may_be_named_and_its_size_repeated() -> None:
 def test_a_class_that_separates_in_another_way_is_refused() -> None:
     other = Isolation.SHARED_KERNEL if SPEC.isolation is not Isolation.SHARED_KERNEL else Isolation.GVISOR
     with pytest.raises(Refused) as refused:
-        beginning.check_class(snapshot(State.READY), replace(DEFAULT_CLASSES["default"], isolation=other))
+        beginning.check_class(snapshot(State.READY), replace(DEFAULT_CLASSES["default"], isolation=other, or_stronger=False))
     assert refused.value.code is Code.CLASS_LIMIT
+
+
+def test_a_class_takes_what_is_stronger_where_it_says_so() -> None:
+    for isolation, fine in ((Isolation.SHARED_KERNEL, True), (Isolation.VM, False)):
+        policy = replace(DEFAULT_CLASSES["default"], isolation=isolation, or_stronger=True)
+        assert SPEC.isolation is Isolation.GVISOR
+        if fine:
+            beginning.check_class(snapshot(State.READY), policy)
+        else:
+            with pytest.raises(Refused):
+                beginning.check_class(snapshot(State.READY), policy)

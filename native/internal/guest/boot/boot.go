@@ -346,6 +346,8 @@ func enter() error {
 // settle does what a machine can do without.
 func settle(hostname string) {
 	_ = unix.Sethostname([]byte(hostname))
+	// The kernel draws it when it is first read: without this, what is restored of one boot would be of as many as there are clones.
+	_, _ = os.ReadFile("/proc/sys/kernel/random/boot_id")
 	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: nofileMax, Max: nofileMax})
 	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
 	for name, value := range map[string]string{

@@ -33,10 +33,17 @@ const lineMax = 64 << 10
 type Machine interface {
 	// Rest halts the processes of users, and has what they wrote on the disk where that is asked for: a save is about to come.
 	Rest(sync bool) error
-	// Wake sets clock and chance, and lets the processes of users go on.
-	Wake(unixNano int64, entropy []byte) error
+	// Wake sets clock and chance, notes whose guest the machine is now (JSON; none: whose it was), and lets the processes of
+	// users go on.
+	Wake(unixNano int64, entropy, placement []byte) error
 	// End ends the machine; it may not return.
 	End() error
+}
+
+// Listener is one way on which a host comes.
+type Listener interface {
+	// Listen serves one host after the other, for as long as the machine lives.
+	Listen(machine Machine) error
 }
 
 type question struct {
@@ -45,6 +52,8 @@ type question struct {
 	TimeUnixNS string `json:"time_unix_ns"`
 	Entropy    string `json:"entropy"`
 	Sync       bool   `json:"sync"`
+	// Placement is what a container finds in its placement file.
+	Placement json.RawMessage `json:"placement"`
 }
 
 type reply struct {
@@ -155,7 +164,7 @@ func carryOut(q *question, machine Machine) error {
 				return errors.New("time_unix_ns must be an integer in a string")
 			}
 		}
-		return machine.Wake(now, entropy)
+		return machine.Wake(now, entropy, q.Placement)
 	case "end":
 		return machine.End()
 	default:

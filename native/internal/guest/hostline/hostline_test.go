@@ -14,6 +14,7 @@ import (
 type machine struct {
 	did     []string
 	entropy []byte
+	who     []byte
 	now     int64
 	fails   error
 }
@@ -23,8 +24,8 @@ func (m *machine) Rest(sync bool) error {
 	return m.fails
 }
 
-func (m *machine) Wake(now int64, entropy []byte) error {
-	m.did, m.now, m.entropy = append(m.did, "wake"), now, entropy
+func (m *machine) Wake(now int64, entropy, placement []byte) error {
+	m.did, m.now, m.entropy, m.who = append(m.did, "wake"), now, entropy, placement
 	return m.fails
 }
 
@@ -60,7 +61,7 @@ func TestEachQuestionHasItsAnswer(t *testing.T) {
 	replies := talk(t, m, `{"id":1,"do":"rest"}
 {"id":2,"do":"rest","sync":true}
 
-{"id":3,"do":"wake","time_unix_ns":"1700000000000000000","entropy":"c2VlZA=="}
+{"id":3,"do":"wake","time_unix_ns":"1700000000000000000","entropy":"c2VlZA==","placement":{"nonce":"n"}}
 {"id":4,"do":"end"}
 `)
 	if len(replies) != 4 {
@@ -74,8 +75,8 @@ func TestEachQuestionHasItsAnswer(t *testing.T) {
 	if got := strings.Join(m.did, ", "); got != "rest, rest and sync, wake, end" {
 		t.Error(got)
 	}
-	if m.now != 1700000000000000000 || string(m.entropy) != "seed" {
-		t.Errorf("%d %q", m.now, m.entropy)
+	if m.now != 1700000000000000000 || string(m.entropy) != "seed" || string(m.who) != `{"nonce":"n"}` {
+		t.Errorf("%d %q %q", m.now, m.entropy, m.who)
 	}
 }
 

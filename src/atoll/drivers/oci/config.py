@@ -19,7 +19,9 @@ class RuntimeKind(StrEnum):
     RUNSC = "runsc"
     CRUN = "crun"
     QEMU = "qemu"
-    """No container at all: `drivers/qemu`, which shares the rest with them."""
+    """No container at all: a virtual machine (`drivers/machines`), which shares the rest with them. With KVM."""
+    QEMU_EMULATED = "qemu-emulated"
+    FIRECRACKER = "firecracker"
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,15 +187,3 @@ def read_pid(directory: Path) -> int | None:
         return int((directory / PID_FILE).read_text())
     except (FileNotFoundError, ValueError):
         return None
-
-
-class KeepsNothing:
-    """A runtime of whose containers no moment is kept while they go on; its driver declares that."""
-
-    halts_to_keep = False
-
-    def keep(self, launch: Launch, guest: int, target: Path, mode: SaveMode) -> None:  # noqa: ARG002 - the port's
-        raise Refused(Code.NOT_SUPPORTED, "this host keeps no moments of guests that go on")
-
-    def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
-        raise Refused(Code.SNAPSHOT_UNAVAILABLE, "this host begins nothing from moments that were kept")

@@ -23,7 +23,14 @@ from atoll.wire.guest import GUEST_PORT
 SANDBOX_ID: Final = "self-check"
 BOOT_S: Final = 3.0
 FIX: Final = "read the detail; `make up` builds the runtime anew, and the kernel must allow namespaces and seccomp"
-_ISOLATION: Final = {RuntimeKind.RUNSC: Isolation.GVISOR, RuntimeKind.CRUN: Isolation.SHARED_KERNEL, RuntimeKind.QEMU: Isolation.VM}
+_ISOLATION: Final = {
+    RuntimeKind.RUNSC: Isolation.GVISOR,
+    RuntimeKind.CRUN: Isolation.SHARED_KERNEL,
+    RuntimeKind.QEMU: Isolation.VM,
+    RuntimeKind.QEMU_EMULATED: Isolation.VM_EMULATED,
+    RuntimeKind.FIRECRACKER: Isolation.VM,
+}
+_MACHINES: Final = frozenset({Isolation.VM, Isolation.VM_EMULATED})
 _LOOK_EVERY_S: Final = 0.005
 _REQUEST: Final = b"GET /health HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n"
 
@@ -37,7 +44,7 @@ def order(kind: RuntimeKind, dice: Dice) -> Order:
         image_name="",
         isolation=_ISOLATION[kind],
         cpu_millis=2000,
-        memory_mib=256 if kind is RuntimeKind.QEMU else 128,
+        memory_mib=256 if _ISOLATION[kind] in _MACHINES else 128,
         disk_mib=64,
         pids_max=64,
         timeout_s=60,

@@ -1,1 +1,1 @@
-"""Virtual machines by QEMU: `qemu`. Imports `drivers/oci` for all that machines and containers share. Read `driver.py`, then `machine.py`."""
+"""Virtual machines by QEMU: its command line, monitor, jail, and how its memory is read. Imports `drivers/machines`. Read `machine.py`."""

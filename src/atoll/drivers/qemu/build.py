@@ -7,10 +7,10 @@ from collections.abc import Callable
 from atoll.drivers.oci.config import OciConfig
 from atoll.drivers.oci.driver import no_step
 from atoll.drivers.oci.slots import SlotPool
-from atoll.drivers.qemu.config import MachineConfig
+from atoll.drivers.qemu.config import QemuConfig
 from atoll.drivers.qemu.driver import QemuDriver
 
 
-def qemu_driver(config: OciConfig, machines: MachineConfig, pool: SlotPool, *, on_step: Callable[[str], None] = no_step) -> QemuDriver:
+def qemu_driver(config: OciConfig, machines: QemuConfig, pool: SlotPool, *, on_step: Callable[[str], None] = no_step) -> QemuDriver:
     """A driver of virtual machines. Nothing happens before its `open`. `on_step` is for tests: it is called between any two steps."""
     return QemuDriver(config, machines, pool, on_step=on_step)

@@ -11,23 +11,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import shutil
 import stat
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
-from atoll.drivers.qemu.config import Accelerator, MachineConfig
+from atoll.drivers.machines import cell as cells
+from atoll.drivers.machines.cell import INNER_IMAGE, INNER_INITRD, INNER_KERNEL, INNER_VM, Cell
+from atoll.drivers.machines.config import Accelerator
+from atoll.drivers.qemu.config import QemuConfig
 from atoll.hostops import syscalls
 
-INNER_VM: Final = "/vm"
-INNER_IMAGE: Final = "/image"
-INNER_KERNEL: Final = "/kernel"
-INNER_INITRD: Final = "/initrd"
 INNER_QEMU: Final = "/usr/bin/qemu-system-x86_64"
 """Where the distribution has it: it finds its modules by its own place."""
 INNER_FIRMWARE: Final = "/firmware"
@@ -38,7 +35,7 @@ _KVM: Final = ("kvm", 10, 232)
 LDD_S: Final = 20.0
 
 
-def tree(config: MachineConfig, directory: Path) -> Path:
+def tree(config: QemuConfig, directory: Path) -> Path:
     """Have the jail's tree below a directory; where it is. Named by what it is a copy of, so a newer QEMU gets another one.
 
     *Errors*: Refused RUNTIME_MISSING; OSError.
@@ -68,7 +65,7 @@ def tree(config: MachineConfig, directory: Path) -> Path:
     return final
 
 
-def _parts(config: MachineConfig) -> list[tuple[Path, str]]:
+def _parts(config: QemuConfig) -> list[tuple[Path, str]]:
     """(file, where it is in the jail) of all that QEMU opens of the distribution's."""
     if not config.qemu.exists():
         raise Refused(Code.RUNTIME_MISSING, f"{config.qemu} is missing", hint="Run `scripts/setup.py --only machines`.")
@@ -81,7 +78,7 @@ def _parts(config: MachineConfig) -> list[tuple[Path, str]]:
     return sorted(dict.fromkeys(parts), key=lambda part: part[1])
 
 
-def _firmware(config: MachineConfig, name: str) -> Path:
+def _firmware(config: QemuConfig, name: str) -> Path:
     """Debian has part of it with SeaBIOS."""
     return next((path for directory in (config.firmware, Path("/usr/share/seabios")) if (path := directory / name).exists()), Path("/none"))
 
@@ -101,55 +98,22 @@ def libraries(program: Path) -> list[Path]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One machine's jail."""
-
-    tree: Path
-    vm: Path
-    """Its own directory: disk, memory, sockets."""
-    image: Path
-    kernel: Path
-    initrd: Path
-    user: int
-    accelerator: Accelerator
+def furnish(place: Path, cell: Cell, accelerator: Accelerator) -> None:
+    """Make the jail's tree a root for one machine, read-only, with its files and devices. After `cells.enter`, in its thread."""
+    cells.bind(place, place, cells.SAFE | syscalls.MS_RDONLY)
+    cells.furnish(cell, place)
+    _devices(place / "dev", cell.user, accelerator)
 
 
-def enter(cell: Cell, namespace: int) -> None:
-    """Have the calling thread, and what it starts, in the slot's network and before the jail's root. The thread must end afterwards."""
-    syscalls.setns(namespace, syscalls.CLONE_NEWNET)
-    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
-    # As a slave: what the host unmounts is not kept by machines that started before.
-    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
-    safe = syscalls.MS_NOSUID | syscalls.MS_NODEV
-    _bind(cell.tree, cell.tree, safe | syscalls.MS_RDONLY)
-    _bind(cell.vm, _inside(cell, INNER_VM), safe | syscalls.MS_NOEXEC)
-    for source, inner in ((cell.image, INNER_IMAGE), (cell.kernel, INNER_KERNEL), (cell.initrd, INNER_INITRD)):
-        _bind(source, _inside(cell, inner), safe | syscalls.MS_NOEXEC | syscalls.MS_RDONLY)
-    _devices(cell)
-
-
-def _inside(cell: Cell, inner: str) -> Path:
-    return cell.tree / inner.lstrip("/")
-
-
-def _bind(source: Path, target: Path, flags: int) -> None:
-    syscalls.mount(str(source), str(target), None, syscalls.MS_BIND)
-    syscalls.mount(None, str(target), None, syscalls.MS_BIND | syscalls.MS_REMOUNT | flags)
-
-
-def _devices(cell: Cell) -> None:
-    place = _inside(cell, "/dev")
+def _devices(place: Path, user: int, accelerator: Accelerator) -> None:
     safe = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
     syscalls.mount("tmpfs", str(place), "tmpfs", safe, "mode=755,size=64k")
-    for name, major, minor in (*_DEVICES, *((_KVM,) if cell.accelerator is Accelerator.KVM else ())):
+    for name, major, minor in (*_DEVICES, *((_KVM,) if accelerator is Accelerator.KVM else ())):
         os.mknod(place / name, stat.S_IFCHR | 0o600, os.makedev(major, minor))
-        os.chown(place / name, cell.user, cell.user)
+        os.chown(place / name, user, user)
     syscalls.mount(None, str(place), None, syscalls.MS_REMOUNT | safe | syscalls.MS_RDONLY)
 
 
-def command(cell: Cell, groups: Sequence[Path], pid_file: Path, qemu: Sequence[str]) -> list[str]:
-    """A shell that joins the control groups, starts QEMU in the jail, notes which process that is, and ends."""
-    join = "".join(f"echo 0 >{shlex.quote(str(path / 'cgroup.procs'))} && " for path in groups)
-    become = ["setpriv", "--no-new-privs", "chroot", f"--userspec={cell.user}:{cell.user}", "--groups=", str(cell.tree)]
-    return ["/bin/sh", "-c", f"{join}{{ {shlex.join([*become, INNER_QEMU, *qemu])} & echo $! >{shlex.quote(str(pid_file))}; }}"]
+def program(place: Path, user: int, arguments: Sequence[str]) -> list[str]:
+    """QEMU as a user in that root, with these arguments."""
+    return ["chroot", f"--userspec={user}:{user}", "--groups=", str(place), INNER_QEMU, *arguments]

@@ -49,22 +49,22 @@ def regions(maps: str, inode: int, device: int) -> list[Region]:
     return found
 
 
-def gather(pid: int, file: Path) -> int:
-    """Write what the process has of its own of the file into the file; how much that was. *Units*: bytes. *Errors*: OSError."""
-    with file.open("r+b", buffering=0) as target:
-        about = os.fstat(target.fileno())
+def gather(pid: int, file: Path, into: Path | None = None) -> int:
+    """Write what the process has of its own of the file into the file, or into a copy of it; how much that was. *Units*: bytes. *Errors*: OSError."""
+    about = file.stat()
+    with (into or file).open("r+b", buffering=0) as target:
         found = regions(Path(f"/proc/{pid}/maps").read_text(), about.st_ino, about.st_dev)
         if not found:
             raise OSError(errno.ESRCH, f"process {pid} does not have {file} as its memory")
         written = 0
         with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap, Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             for region in found:
-                for start, length in _own_runs(pagemap.fileno(), region):
+                for start, length in own_runs(pagemap.fileno(), region):
                     written += _copy(memory.fileno(), start, target.fileno(), region.offset + start - region.start, length)
         return written
 
 
-def _own_runs(pagemap: int, region: Region) -> Iterator[tuple[int, int]]:
+def own_runs(pagemap: int, region: Region) -> Iterator[tuple[int, int]]:
     """(address, length) of what is the process's own, in pieces of a bounded size. *Units*: bytes."""
     page, last = region.start // PAGE, region.end // PAGE
     while page < last:

@@ -6,25 +6,20 @@ machine that is restored as for the one that was saved. *Source*: research/isola
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from atoll.drivers.oci.bundle import guest_config
-from atoll.drivers.port import Order
-from atoll.drivers.qemu import line, qmp, tap
-from atoll.drivers.qemu.config import Accelerator
-from atoll.drivers.qemu.jail import INNER_FIRMWARE, INNER_IMAGE, INNER_INITRD, INNER_KERNEL, INNER_VM
+from atoll.drivers.machines import tap
+from atoll.drivers.machines.cell import INNER_IMAGE, INNER_INITRD, INNER_KERNEL, INNER_VM
+from atoll.drivers.machines.config import Accelerator
+from atoll.drivers.machines.runtime import CONFIG, DISK, MEMORY, RUN
+from atoll.drivers.machines.telling import KERNEL_WORDS
+from atoll.drivers.qemu import qmp
+from atoll.drivers.qemu.jail import INNER_FIRMWARE
 
-DISK: Final = "disk.img"
-CONFIG: Final = "config.img"
-MEMORY: Final = "memory"
-DEVICES: Final = "devices"
-RUN: Final = "run"
-"""The only directory in which QEMU may make or replace anything: sockets, and the devices' state."""
-SECTOR: Final = 512
-KERNEL_MIB: Final = 64
-"""What a guest's kernel, and the agent, have of its memory; file systems in memory may not count on it."""
+LINE_SOCKET: Final = "line.sock"
+LINE_PORT: Final = "atoll.guest"
+"""What the guest finds its line by, on the machine's serial bus."""
 SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -51,18 +46,8 @@ def cpus(accelerator: Accelerator, cpu_millis: int) -> int:
 
 def kernel_line(shape: Shape) -> str:
     """What the kernel is told."""
-    words = [
-        "console=ttyS0",
-        "quiet",
-        # The machine's end is a reset, which its host makes the end of the process.
-        "reboot=t",
-        "panic=-1",
-        "random.trust_cpu=on",
-        "cgroup_no_v1=all",
-        # A machine that was frozen for a while finds its processor stuck; that is no news.
-        "nowatchdog",
-        "rcupdate.rcu_cpu_stall_suppress=1",
-    ]
+    # The machine's end is a reset, which QEMU makes its own end.
+    words = [*KERNEL_WORDS, "reboot=t"]
     if shape.accelerator is Accelerator.TCG:
         words += [f"tsc_early_khz={shape.tsc_khz}", "tsc=reliable", "no_timer_check", "mitigations=off"]
     return " ".join(words)
@@ -86,8 +71,8 @@ def arguments(shape: Shape) -> list[str]:
         "-kernel", INNER_KERNEL, "-initrd", INNER_INITRD, "-append", kernel_line(shape),
         "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
         "-device", "virtio-serial-device,max_ports=2",
-        "-chardev", f"socket,id=line,path={INNER_VM}/{RUN}/{line.SOCKET},server=on,wait=off",
-        "-device", f"virtserialport,chardev=line,name={line.PORT}",
+        "-chardev", f"socket,id=line,path={INNER_VM}/{RUN}/{LINE_SOCKET},server=on,wait=off",
+        "-device", f"virtserialport,chardev=line,name={LINE_PORT}",
         *_disk("image", INNER_IMAGE, writable=False),
         *_disk("disk", f"{INNER_VM}/{DISK}", writable=True),
         *_disk("config", f"{INNER_VM}/{CONFIG}", writable=False),
@@ -101,19 +86,3 @@ def arguments(shape: Shape) -> list[str]:
 def _disk(name: str, path: str, *, writable: bool) -> list[str]:
     rights = "" if writable else ",readonly=on"
     return ["-drive", f"if=none,id={name},file={path},format=raw{rights}", "-device", f"virtio-blk-device,drive={name}"]
-
-
-def guest_disk(order: Order, *, resolver: str, tmpfs_percent: tuple[int, int, int]) -> bytes:
-    """The small disk by which a guest is told what it is; `native/internal/guest/boot` reads it. Holds no secret."""
-    usable = max(KERNEL_MIB, order.spec.memory_mib - KERNEL_MIB)
-    tmp, shm, run = (max(1, usable * percent // 100) for percent in tmpfs_percent)
-    content: dict[str, Any] = {
-        "guest": guest_config(order).model_dump(),
-        "network": {"address": f"{tap.GUEST}/{tap.PREFIX}", "gateway": tap.ROUTER, "resolver": resolver},
-        "hostname": order.hostname,
-        "tmp_mib": 0 if order.spec.tmp_on_disk else tmp,
-        "shm_mib": shm,
-        "run_mib": run,
-    }
-    text = json.dumps(content).encode()
-    return text + b"\0" * (-len(text) % SECTOR)

@@ -1,45 +1,23 @@
 """QMP, as far as one machine needs it: a connection, one command after the other, events passed over. Blocking.
 
-The socket is in a directory where QEMU may write, and so is not believed to be one: it is opened without following anything, looked at, and reached by
-its descriptor. That also helps with the paths of sockets, which are short (108 bytes) while those of instances need not be. QEMU talks to one peer at a time: whoever has it is the placement's one verb, under its lock.
+QEMU talks to one peer at a time: whoever has it is the placement's one verb, under its lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
-import socket
-import stat
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from atoll.base.errors import Code, Refused
+from atoll.drivers.machines.sockets import connect, is_ending
 
 SOCKET: Final = "qmp.sock"
 ANSWER_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.003
-
-
-def connect(directory: Path, name: str, *, timeout_s: float) -> socket.socket:
-    """A connection to a socket in a directory. *Errors*: OSError."""
-    found = os.open(directory / name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISSOCK(os.fstat(found).st_mode):
-            raise OSError(errno.ENOTSOCK, f"{directory / name} is no socket")
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            made.settimeout(timeout_s)
-            made.connect(f"/proc/self/fd/{found}")
-        except BaseException:
-            made.close()
-            raise
-        return made
-    finally:
-        os.close(found)
 
 
 class Qmp:
@@ -107,14 +85,7 @@ def wait_until_there(directory: Path, pid: int, *, timeout_s: float) -> bool:
             # It greets when it has begun to work, which is later than it listens.
             if peer.recv(1):
                 return True
-        if not Path(f"/proc/{pid}/cgroup").exists() or _is_zombie(pid):
+        if not Path(f"/proc/{pid}/cgroup").exists() or is_ending(pid):
             return False
         time.sleep(_LOOK_EVERY_S)
     return False
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True

@@ -12,16 +12,23 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.domain.spec import SaveMode
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Mark, Order
+from atoll.testing.conformance.firecracker_stand import FirecrackerStand
 from atoll.testing.conformance.oci_stand import OciStand
 from atoll.testing.conformance.qemu_stand import QemuStand
 from atoll.testing.conformance.stand import shell
 
+_STANDS: Final[dict[RuntimeKind, type[OciStand]]] = {
+    RuntimeKind.QEMU: QemuStand,
+    RuntimeKind.QEMU_EMULATED: QemuStand,
+    RuntimeKind.FIRECRACKER: FirecrackerStand,
+}
 BEGUN = "BEGUN"
 KEPT = "KEPT"
 BEGUN_FROM = "BEGUN_FROM"
@@ -57,7 +64,7 @@ async def run(script: Script) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         passed += 1
 
-    made = QemuStand if script.kind is RuntimeKind.QEMU else OciStand
+    made = _STANDS.get(script.kind, OciStand)
     stand = made(script.kind, script.home, binaries=script.binaries, cache=script.cache, identity=script.identity, on_step=on_step)
     await stand.open()
     await stand.driver.prepare(script.order)

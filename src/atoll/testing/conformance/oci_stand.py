@@ -18,7 +18,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.base.ids import Prefix, new_id
-from atoll.domain.spec import Isolation, Spec
+from atoll.domain.spec import Spec
 from atoll.drivers.oci.build import oci_driver, slot_pool
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.driver import OciDriver, no_step
@@ -34,7 +34,6 @@ from atoll.wire.guest import Init
 SUBNETS: Final = range(32, 64)
 POOL: Final = 3
 GUEST_PATIENCE_S: Final = 20.0
-ISOLATIONS: Final = {RuntimeKind.RUNSC: Isolation.GVISOR, RuntimeKind.CRUN: Isolation.SHARED_KERNEL, RuntimeKind.QEMU: Isolation.VM}
 
 
 def missing(kind: RuntimeKind, binaries: Path, cache: Path) -> str | None:
@@ -101,7 +100,7 @@ class OciStand:
             runc=Path(shutil.which("runc") or "/usr/sbin/runc"),
         )
         self.exits: list[tuple[str, str]] = []
-        self._pool, self.driver = self._make()
+        self.pool, self.driver = self._make()
         self._strangers: list[OciDriver] = []
 
     @property
@@ -117,7 +116,7 @@ class OciStand:
 
     def rebuild(self) -> None:
         """Make the driver again from a changed `config`; before `open`."""
-        self._pool, self.driver = self._make()
+        self.pool, self.driver = self._make()
 
     async def open(self) -> None:
         await self.driver.open(self._on_exit)
@@ -136,7 +135,7 @@ class OciStand:
     # -- the Stand
 
     def order(self, **spec: Any) -> Order:
-        isolation = ISOLATIONS[self.config.runtime]
+        isolation = self.driver.capabilities.isolation
         plain = Spec(
             class_name="default",
             template_id="tpl_conformance",
@@ -162,20 +161,20 @@ class OciStand:
 
     async def reopen(self) -> Driver:
         self.driver.abandon()
-        self._pool.abandon()
-        self._pool, self.driver = self._make()
+        self.pool.abandon()
+        self.pool, self.driver = self._make()
         await self.open()
         return self.driver
 
     async def close_driver(self) -> Driver:
         await self.driver.close()
-        self._pool, self.driver = self._make()
+        self.pool, self.driver = self._make()
         await self.open()
         return self.driver
 
     async def stranger(self) -> Driver:
         mark = Mark(self.mark.install_id, new_id(Prefix.HOST, os.urandom))
-        other = self._driver_of(replace(self.config, mark=mark), self._pool)
+        other = self._driver_of(replace(self.config, mark=mark), self.pool)
         await other.open(self._on_exit)
         self._strangers.append(other)
         return other

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from atoll.drivers.oci.config import OciConfig
+from atoll.drivers.machines.driver import FOUND
+from atoll.drivers.oci.config import OciConfig, RuntimeKind
 from atoll.drivers.oci.driver import OciDriver
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.qemu.build import qemu_driver
-from atoll.drivers.qemu.config import MachineConfig
-from atoll.drivers.qemu.driver import FOUND
+from atoll.drivers.qemu.config import QemuConfig
 from atoll.testing.conformance.oci_stand import OciStand
 
 
 def missing(binaries: Path, cache: Path) -> str | None:
     """What this machine lacks for the stand, and how to get it; None when nothing."""
-    config = MachineConfig(cache)
+    config = QemuConfig(cache)
     if os.geteuid() != 0:
         return "root (run the tests with sudo)"
     if not (binaries / "atoll-guest").exists():
@@ -30,10 +31,15 @@ def missing(binaries: Path, cache: Path) -> str | None:
     return None
 
 
-class QemuStand(OciStand):
-    """Machines without hardware virtualization are allowed here: they are what can be tested anywhere."""
+def kind(environ: Mapping[str, str] = os.environ) -> RuntimeKind:
+    """With ATOLL_TEST_KVM=1 machines have hardware virtualization, else they are emulated: that can be tested anywhere."""
+    return RuntimeKind.QEMU if environ.get("ATOLL_TEST_KVM") == "1" else RuntimeKind.QEMU_EMULATED
 
-    patience_s = 90.0
+
+class QemuStand(OciStand):
+    """Machines by QEMU."""
+
+    patience_s = 180.0
     _found: str | None = None
     """What the first stand has found that machines run on: it takes seconds to find out."""
 
@@ -47,10 +53,12 @@ class QemuStand(OciStand):
             QemuStand._found = note.read_text()
 
     def _driver_of(self, config: OciConfig, pool: SlotPool) -> OciDriver:
-        return qemu_driver(config, MachineConfig(self._machines_cache, emulated=True), pool, on_step=self._on_step)
+        # Others may keep this machine busy, and what is emulated waits for them.
+        boot_s = None if config.runtime is RuntimeKind.QEMU else self.patience_s
+        return qemu_driver(config, QemuConfig(self.machines_cache, boot_s=boot_s), pool, on_step=self._on_step)
 
     @property
-    def _machines_cache(self) -> Path:
+    def machines_cache(self) -> Path:
         """The kernel is the machine's own, like the base template."""
         kernels = self._cache / "kernels"
         with contextlib.suppress(FileExistsError):

@@ -10,6 +10,7 @@ from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord
 from atoll.domain.deployment import ClientLimits, Rate, TeamLimits
 from atoll.domain.inventory import Inventory, Registered, conditions
 from atoll.domain.sandbox import TERMINAL, Sandbox
+from atoll.domain.spec import Isolation
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client
 from atoll.planning.placing import Verdict
@@ -23,7 +24,13 @@ def timestamp(at: float | None) -> str | None:
 
 
 def sandbox(
-    one: Sandbox, *, domain: str, access_token: str | None = None, traffic_token: str | None = None, used: UsagePoint | None = None
+    one: Sandbox,
+    *,
+    domain: str,
+    access_token: str | None = None,
+    traffic_token: str | None = None,
+    used: UsagePoint | None = None,
+    isolated_by: str | None = None,
 ) -> Json:
     spec = one.spec
     placed = one.placement_id is not None and one.host_id is not None
@@ -43,6 +50,7 @@ def sandbox(
         else None,
         "class": spec.class_name,
         "isolation": spec.isolation.value,
+        "machine": machine(spec.isolation, isolated_by),
         "size": {"cpuMillis": spec.cpu_millis, "memoryMib": spec.memory_mib, "diskMib": spec.disk_mib},
         "network": {
             "internet": spec.network.internet,
@@ -69,6 +77,13 @@ def sandbox(
     }
 
 
+def machine(isolation: Isolation, isolated_by: str | None) -> Json:
+    """What a sandbox runs on, and what a suspend of it keeps, as far as it is known."""
+    driver, _, saves = (isolated_by or "").partition(" ")
+    hardware = {Isolation.VM: "virtualized", Isolation.VM_EMULATED: "emulated"}.get(isolation)
+    return {"driver": driver or None, "hardware": hardware, "saves": saves or None}
+
+
 def sandbox_with_access(one: Sandbox, *, service: Service, settings: ApiSettings) -> Json:
     """With the tokens of one that has not ended: for answers about a single sandbox."""
     if one.state in TERMINAL:
@@ -76,6 +91,7 @@ def sandbox_with_access(one: Sandbox, *, service: Service, settings: ApiSettings
     return sandbox(
         one,
         domain=settings.domain,
+        isolated_by=service.isolated_by(one),
         access_token=service.access_token(one),
         traffic_token=service.traffic_token(one),
     )

@@ -224,6 +224,14 @@ class Placement(Outgoing):
     host_id: str
 
 
+class Machine(Outgoing):
+    """What a sandbox runs on."""
+
+    driver: Annotated[str | None, Field(description="What its host isolates it by; null in lists, and before its host has said.")]
+    hardware: Annotated[Literal["virtualized", "emulated"] | None, Field(description="Of virtual machines; null of all others.")]
+    saves: Annotated[SaveMode | None, Field(description="What a suspend keeps at most; null where nothing, or not known.")]
+
+
 class Usage(Outgoing):
     """What a sandbox used at one moment, beside what it may use. `cacheBytes` could be dropped at once and are not in `memoryBytes`."""
 
@@ -256,6 +264,7 @@ class Sandbox(Outgoing):
     origin: Origin | None
     class_name: Annotated[str, Field(alias="class")]
     isolation: Isolation
+    machine: Machine
     size: Size
     network: Network
     metadata: dict[str, str]

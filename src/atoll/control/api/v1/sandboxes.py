@@ -184,7 +184,8 @@ class Sandboxes:
             sandbox = await self.service.get(caller, sandbox_id, ended=True, every_team=True)
         if sandbox.team_id != caller.team.id:
             # An operator looks at it; its tokens are its team's.
-            return respond(200, answers.sandbox(sandbox, domain=self.settings.domain), etag(sandbox.revision))
+            shown = answers.sandbox(sandbox, domain=self.settings.domain, isolated_by=self.service.isolated_by(sandbox))
+            return respond(200, shown, etag(sandbox.revision))
         return respond(200, answers.sandbox_with_access(sandbox, service=self.service, settings=self.settings), etag(sandbox.revision))
 
     async def release(self, caller: Who, sandbox_id: SandboxPath, expected: Expected) -> Response:

@@ -10,7 +10,15 @@ import time
 import pytest
 
 from atoll.base.errors import Code, Refused
-from atoll.drivers.qemu import line, qmp
+from atoll.drivers.machines import line
+from atoll.drivers.machines.sockets import connect
+from atoll.drivers.qemu import qmp
+from atoll.drivers.qemu.options import LINE_SOCKET
+from atoll.wire.guest import PlacementFile
+
+
+def by(directory):
+    return lambda timeout_s: connect(directory, LINE_SOCKET, timeout_s=timeout_s)
 
 
 class Peer:
@@ -107,10 +115,10 @@ def test_what_only_leads_to_a_socket_is_not_followed(place, peer, tmp_path):
     trap = tmp_path / "trap"
     trap.mkdir()
     (trap / qmp.SOCKET).symlink_to(place / qmp.SOCKET)
-    (trap / line.SOCKET).write_text("no socket")
+    (trap / LINE_SOCKET).write_text("no socket")
     with pytest.raises(Refused):
         qmp.Qmp(trap, code=Code.SAVE_FAILED)
-    assert not line.rest(trap, sync=False, timeout_s=0.1)
+    assert not line.rest(by(trap), sync=False, timeout_s=0.1)
 
 
 def test_nobody_there_is_refused(place):
@@ -131,10 +139,10 @@ def test_a_process_that_ended_is_not_waited_for(place):
 
 
 def test_the_guest_is_asked_and_old_answers_are_passed_over(place, peer):
-    guest = peer(line.SOCKET, lambda q: said(id=1, ok=False) + b"noise\n[]\n" + said(id=q["id"], ok=True))
-    assert line.rest(place, sync=True, timeout_s=5.0)
-    assert line.wake(place, timeout_s=5.0)
-    assert line.wake(place, timeout_s=5.0)
+    guest = peer(LINE_SOCKET, lambda q: said(id=1, ok=False) + b"noise\n[]\n" + said(id=q["id"], ok=True))
+    assert line.rest(by(place), sync=True, timeout_s=5.0)
+    assert line.wake(by(place), timeout_s=5.0)
+    assert line.wake(by(place), timeout_s=5.0)
     rest, first, second = guest.heard
     assert (rest["do"], rest["sync"]) == ("rest", True)
     assert first["do"] == "wake"
@@ -142,21 +150,31 @@ def test_the_guest_is_asked_and_old_answers_are_passed_over(place, peer):
     assert first["entropy"] != second["entropy"], "no two draw the same"
 
 
+def test_a_clone_is_told_whose_it_is(place, peer):
+    guest = peer(LINE_SOCKET, lambda q: said(id=q["id"], ok=True))
+    who = PlacementFile(sandbox_id="i1", placement_id="plc_1", generation=3, nonce="n")
+    assert line.wake(by(place), timeout_s=5.0, placement=who)
+    assert line.wake(by(place), timeout_s=5.0)
+    told, plain = guest.heard
+    assert told["placement"] == {"sandbox_id": "i1", "placement_id": "plc_1", "generation": 3, "nonce": "n"}
+    assert "placement" not in plain
+
+
 def test_what_the_guest_refuses_is_told(place, peer):
-    peer(line.SOCKET, lambda q: said(id=q["id"], error="the processes of users do not come to a halt"))
+    peer(LINE_SOCKET, lambda q: said(id=q["id"], error="the processes of users do not come to a halt"))
     with pytest.raises(Refused, match="halt") as refused:
-        line.rest(place, sync=False, timeout_s=5.0)
+        line.rest(by(place), sync=False, timeout_s=5.0)
     assert refused.value.code is Code.SAVE_FAILED
 
 
 @pytest.mark.parametrize("answer", [None, b"", b"x" * 70_000])
 def test_a_guest_that_says_nothing_of_use_is_not_waited_for(place, peer, answer):
-    peer(line.SOCKET, lambda _: answer)
+    peer(LINE_SOCKET, lambda _: answer)
     began = time.monotonic()
-    assert not line.rest(place, sync=False, timeout_s=0.3)
+    assert not line.rest(by(place), sync=False, timeout_s=0.3)
     assert time.monotonic() - began < 5.0
 
 
 def test_no_guest_is_no_answer(place):
-    assert not line.rest(place, sync=False, timeout_s=0.1)
-    assert not line.end(place, timeout_s=0.1)
+    assert not line.rest(by(place), sync=False, timeout_s=0.1)
+    assert not line.end(by(place), timeout_s=0.1)

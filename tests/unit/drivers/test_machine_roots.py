@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from atoll.base.errors import Code, Refused
-from atoll.drivers.qemu.roots import NOTE, Roots
+from atoll.drivers.machines.roots import NOTE, Roots
 from atoll.images.cache import MACHINE_DISK as FILE
 from atoll.images.cache import CachedImage
 from atoll.images.shares import held

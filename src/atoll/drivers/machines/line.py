@@ -1,6 +1,6 @@
-"""The line to a machine's guest, by its serial bus: what has to be said while no network may be used. Blocking.
+"""The line to a machine's guest: what has to be said while no network may be used. Blocking.
 
-The guest's end is `native/internal/guest/hostline`. One question, one answer, by lines of JSON; what an earlier host was answered and did not
+How it is reached is its program's business (a serial bus, a vsock). The guest's end is `native/internal/guest/hostline`. One question, one answer, by lines of JSON; what an earlier host was answered and did not
 read is passed over by its id.
 """
 
@@ -12,40 +12,46 @@ import json
 import os
 import socket
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
 from atoll.base.errors import Code, Refused
-from atoll.drivers.qemu.qmp import connect
+from atoll.wire.guest import PlacementFile
 
-SOCKET: Final = "line.sock"
-PORT: Final = "atoll.guest"
 ENTROPY_BYTES: Final = 64
+Reach = Callable[[float], socket.socket]
+"""`reach(timeout_s)`: a connection to the guest. *Errors*: OSError when nobody is there."""
 
 
-def rest(directory: Path, *, sync: bool, timeout_s: float) -> bool:
+def rest(reach: Reach, *, sync: bool, timeout_s: float) -> bool:
     """Have the guest halt its users' processes; whether it did. *Errors*: Refused SAVE_FAILED when it says that it cannot."""
-    return _ask(directory, {"do": "rest", "sync": sync}, timeout_s=timeout_s, code=Code.SAVE_FAILED)
+    return _ask(reach, {"do": "rest", "sync": sync}, timeout_s=timeout_s, code=Code.SAVE_FAILED)
 
 
-def wake(directory: Path, *, timeout_s: float, code: Code = Code.RESUME_FAILED) -> bool:
-    """Give the guest time and chance of its own, and let its users' processes go on. *Errors*: Refused when it says that it cannot."""
+def wake(reach: Reach, *, timeout_s: float, code: Code = Code.RESUME_FAILED, placement: PlacementFile | None = None) -> bool:
+    """Give the guest time and chance of its own, and let its users' processes go on. *Errors*: Refused when it says that it cannot.
+
+    `placement`: whose it is now, for one that may be another's than it was.
+    """
     chance = base64.b64encode(os.urandom(ENTROPY_BYTES)).decode()
-    return _ask(directory, {"do": "wake", "time_unix_ns": str(time.time_ns()), "entropy": chance}, timeout_s=timeout_s, code=code)
+    question: dict[str, object] = {"do": "wake", "time_unix_ns": str(time.time_ns()), "entropy": chance}
+    if placement is not None:
+        question["placement"] = placement.model_dump()
+    return _ask(reach, question, timeout_s=timeout_s, code=code)
 
 
-def end(directory: Path, *, timeout_s: float) -> bool:
+def end(reach: Reach, *, timeout_s: float) -> bool:
     """Tell the guest to end its processes and itself; whether it heard. Never raises."""
     with contextlib.suppress(Refused):
-        return _ask(directory, {"do": "end"}, timeout_s=timeout_s, code=Code.CLEANUP_FAILED)
+        return _ask(reach, {"do": "end"}, timeout_s=timeout_s, code=Code.CLEANUP_FAILED)
     return False
 
 
-def _ask(directory: Path, question: dict[str, object], *, timeout_s: float, code: Code) -> bool:
+def _ask(reach: Reach, question: dict[str, object], *, timeout_s: float, code: Code) -> bool:
     number = int.from_bytes(os.urandom(6), "big")
     deadline = time.monotonic() + timeout_s
     try:
-        with connect(directory, SOCKET, timeout_s=timeout_s) as peer:
+        with reach(timeout_s) as peer:
             peer.sendall(json.dumps({"id": number, **question}).encode() + b"\n")
             answer = _answer_to(number, peer, deadline)
     except OSError:

@@ -3,7 +3,8 @@
 Theory of operation. Every machine believes to be at the same address, so that one that was saved goes on in any slot. The slot's namespace
 forwards between the slot's interface and the TAP device and writes the addresses into the packets, both ways, without keeping track of
 connections: the host's own rules do that, and a guest has nothing here that it could fill. A packet from another source address is
-dropped here, as is all that is meant for the namespace itself. QEMU gets the device as a descriptor, and no right to make another.
+dropped here, as is all that is meant for the namespace itself. A machine's program gets the device as a descriptor, or is the one user who
+may open it; it has no right to make another.
 What is not translated is what an ICMP error quotes.
 """
 
@@ -29,6 +30,8 @@ PREFIX: Final = 29
 GUEST_MAC: Final = "02:a7:c0:00:00:02"
 ROUTER_MAC: Final = "02:a7:c0:00:00:01"
 _TUNSETIFF: Final = 0x400454CA
+_TUNSETPERSIST: Final = 0x400454CB
+_TUNSETOWNER: Final = 0x400454CC
 _IFF_TAP: Final = 0x0002
 _IFF_NO_PI: Final = 0x1000
 _IFF_VNET_HDR: Final = 0x4000
@@ -57,8 +60,18 @@ table ip6 machine {{
 """
 
 
+def make_for(user: int, address: str) -> None:
+    """As `make`, for a program that opens the device by its name, as this user: it stays as long as its namespace. *Errors*: OSError."""
+    fd = make(address)
+    try:
+        fcntl.ioctl(fd, _TUNSETOWNER, user)
+        fcntl.ioctl(fd, _TUNSETPERSIST, 1)
+    finally:
+        os.close(fd)
+
+
 def make(address: str) -> int:
-    """Make the device in the calling thread's network namespace, which is the slot's; its descriptor, for QEMU. *Errors*: OSError."""
+    """Make the device in the calling thread's network namespace, which is the slot's; its descriptor. *Errors*: OSError."""
     fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", TAP.encode(), _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR))
