@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import aiohttp
 
 from atoll.client import connect
+from atoll.domain.warmth import OWN_TEAM
 from atoll.wire.guest import GUEST_PORT
 from bench.product import CannotMeasure, Instance
 
@@ -116,6 +117,20 @@ class Api:
             raise CannotMeasure(f"{len(failed)} of {count} clones failed: {failed[0]['message']}")
         answers = [item["sandbox"] for item in items]
         return [Made(one["id"], one["placement"]["id"], one["accessToken"]) for one in answers]
+
+    async def keep_warm(self, template: str, class_name: str, count: int, *, cpu_millis: int, memory_mib: int, disk_mib: int) -> None:
+        """Have so many guests of it made ahead."""
+        size = {"cpuMillis": cpu_millis, "memoryMib": memory_mib, "diskMib": disk_mib}
+        await self._call("PUT", f"/v1/templates/{template}/warm", json={"count": count, "class": class_name, "size": size})
+
+    async def warm(self) -> set[str]:
+        """Which guests are made ahead, and ready."""
+        items = (await self._call("GET", "/v1/sandboxes?team=*&state=ready&limit=100"))["items"]
+        return {one["id"] for one in items if one["teamId"] == OWN_TEAM}
+
+    async def ask(self, path: str) -> None:
+        """A call that makes nothing."""
+        await self._call("GET", path)
 
     async def delete(self, sandbox_id: str) -> None:
         """Ask for its end."""

@@ -15,6 +15,7 @@ from atoll.agent.agent import Agent
 from atoll.agent.alarm import LoopAlarm
 from atoll.agent.config import AgentConfig, Identity
 from atoll.agent.journal import Journal
+from atoll.agent.record import is_claimed
 from atoll.agent.session import Exit
 from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
@@ -287,7 +288,7 @@ class MachineGuests:
             raise self.error
         thing = self.machine.things[record.placement_id]
         assert thing.power is Power.RUNNING, "what is frozen or saved answers nobody"
-        if not thing.initialised or record.observed is Observed.SAVED:
+        if not thing.initialised or record.observed is Observed.SAVED or is_claimed(record):
             content = await init()
             assert thing.saved is None, "it could be begun again from before this use"
             self.fuse.pass_("before init")
@@ -317,6 +318,7 @@ class Desired:
     on_lease_expiry: OnLeaseExpiry = OnLeaseExpiry.END
     observed: Observation | None = None
     gone: bool = False
+    claimed: bool = False
 
 
 class FakeControl:
@@ -354,6 +356,10 @@ class FakeControl:
         else:
             known.kind, known.revision, known.content = kind, known.revision + 1, content
         self.news.set()
+
+    def claim(self, placement_id: str, *, env: dict[str, str]) -> None:
+        self.want(placement_id, content="claimed")
+        self.wants[placement_id].payload, self.wants[placement_id].claimed = InitPayload(env=env), True
 
     def end(self, placement_id: str, remaining_s: float, revision: int, **more) -> None:
         self.ends[placement_id] = End(placement_id=placement_id, revision=revision, remaining_s=remaining_s, **more)
@@ -404,6 +410,7 @@ class FakeControl:
             payload_ref=f"pay_{placement_id}",
             ready_s=2.0,
             timeout_s=self.timeout_s,
+            claimed=want.claimed,
             carried_out=want.observed is not None and want.observed.applied_revision >= want.revision,
         )
 

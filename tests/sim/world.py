@@ -320,9 +320,13 @@ class Agent:
     kept: dict[str, wire.SnapshotSeen] = field(default_factory=dict)
     """What its host keeps."""
     keeping: Keeps = keeper
+    claims: bool = True
+    """It knows how to hand a guest over."""
 
     def facts(self) -> wire.HostFacts:
-        return wire.HostFacts(arch="x86_64", kernel="6.1", cpu_count=2, memory_mib=8192, disk_mib=65_536, boot_id="boot-1")
+        return wire.HostFacts(
+            arch="x86_64", kernel="6.1", cpu_count=2, memory_mib=8192, disk_mib=65_536, boot_id="boot-1", claims=self.claims
+        )
 
     async def enroll(self, token: str = TOKEN, **changes: Any) -> wire.Enrolled:
         body = wire.Enroll(token=token, name=self.name, capacity=self.capacity, facts=self.facts(), agent_version="0.1.0")

@@ -340,7 +340,7 @@ async def test_what_was_under_way_is_not_begun_again(database: Path) -> None:
 
     ended = (await now(waiting.id)).sandbox
     assert (ended.state, ended.reason, ended.released_at, ended.request_id) == (State.FAILED, "STORE_RESTORED", NOW + 50, None)
-    assert (await store.read(lambda conn: sandboxes.events_of(conn, waiting.id, after=0, limit=9)))[-1]["type"] == "sandbox.failed"
+    assert (await store.read(lambda conn: sandboxes.events_of(conn, waiting, after=0, limit=9)))[-1]["type"] == "sandbox.failed"
     begun = await now(starting.id)
     assert begun.sandbox.state is State.PROVISIONING
     assert begun.sandbox.bootstrap_exposed

@@ -192,9 +192,9 @@ async def test_history_is_read_in_order_and_in_pages(store: Store, put: Put, mac
     await placed(store, made, machine)
     await store.write(lambda conn: facts.advance_sandbox(conn, made.id, ReleaseRequested(), now=NOW, ids=ids))
     await put()
-    events = await store.read(lambda conn: sandboxes.events_of(conn, made.id, after=0, limit=10))
+    events = await store.read(lambda conn: sandboxes.events_of(conn, made, after=0, limit=10))
     assert [e["type"] for e in events] == ["sandbox.accepted", "sandbox.placed", "sandbox.releasing"]
-    rest = await store.read(lambda conn: sandboxes.events_of(conn, made.id, after=events[0]["seq"], limit=1))
+    rest = await store.read(lambda conn: sandboxes.events_of(conn, made, after=events[0]["seq"], limit=1))
     assert [e["type"] for e in rest] == ["sandbox.placed"]
 
 

@@ -30,6 +30,7 @@ HISTORY = frozenset({
     "snapshots.taken_at", "teams.created_at", "template_build_lines.at", "template_builds.created_at", "template_builds.finished_at",
     "template_builds.started_at", "template_imports.created_at", "template_imports.finished_at", "template_steps.used_at",
     "template_tags.assigned_at", "templates.created_at", "templates.last_spawned_at", "templates.updated_at",
+    "warm_policies.updated_at",
 })  # fmt: skip
 """Times that are told and compared with nothing that must still come, or, of replicas, by the database's own clock."""
 

@@ -19,6 +19,7 @@ def read_facts(state_directory: Path) -> HostFacts:
         memory_mib=max(1, memory_mib(Path("/proc/meminfo").read_text())),
         disk_mib=max(1, shutil.disk_usage(state_directory).total // 2**20),
         boot_id=read_boot_id(),
+        claims=True,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from pydantic import ValidationError
 
 from atoll.agent.guestline import GuestLine, LineBroken
-from atoll.agent.record import Record
+from atoll.agent.record import Record, is_claimed
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice
@@ -133,8 +133,9 @@ class TcpGuests:
         with contextlib.closing(line):
             status, body = await line.call("GET", "/atoll/hello", token=token, within_s=CALL_S)
             hello = check_hello(record, status, body)
-            if not hello.initialised or record.observed is Observed.SAVED:
-                # Of a guest that could not be told to sleep before it was saved, the settings are those of then.
+            if not hello.initialised or record.observed is Observed.SAVED or is_claimed(record):
+                # Of a guest that could not be told to sleep before it was saved, the settings are those of then; of one that was made
+                # ahead, nobody's.
                 content = (await init()).model_dump_json().encode()
                 check_init(*await line.call("POST", "/atoll/init", token=token, body=content, within_s=CALL_S))
             return hello

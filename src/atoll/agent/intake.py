@@ -77,6 +77,7 @@ def blueprint_of(command: Command) -> Blueprint | None:
         payload_ref=command.payload_ref,
         save_mode=command.save_mode,
         strict=command.strict,
+        claimed=command.claimed,
         begun=command.carried_out,
     )
 
@@ -115,6 +116,8 @@ def _newer(known: Record, command: Command, *, boot_id: str) -> Record:
         desired_revision=command.desired_revision,
         command_id=command.id,
         digest=command.digest,
+        # Another's from now on, where it was made ahead and is claimed.
+        team_id=command.team_id,
         blueprint=blueprint_of(command) or known.blueprint,
         # A start that is ordered now is of this boot of the kernel, whichever boot the last one was of.
         boot_id=boot_id if known.observed in (Observed.STOPPED, Observed.SAVED) else known.boot_id,

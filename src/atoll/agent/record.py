@@ -41,6 +41,8 @@ class Blueprint:
     """What to save, where it is to be suspended; what to go on from, where something is saved and it is to run."""
     strict: bool = False
     """To be saved only if its guest answers."""
+    claimed: bool = False
+    """Its guest was made ahead, and is to be initialised once more, for whom it is from now on."""
     begun: bool = False
     """Control had seen this guest run before this agent knew of it: it is taken over, or lost, and never begun anew."""
 
@@ -226,6 +228,12 @@ def exited(record: Record, *, reason: str, detail: str | None, restart: bool = F
         # Not tried again by itself: what was desired has been, and the next start is another revision.
         after = replace(record, failed_revision=record.desired_revision)
     return seen(after, Observed.STOPPED, reason=reason, detail=detail, ready=False)
+
+
+def is_claimed(record: Record) -> bool:
+    """Whether its guest, which is ready for nobody, has yet to get what a create has brought for it."""
+    blueprint = record.blueprint
+    return blueprint is not None and blueprint.claimed and record.applied_revision < record.desired_revision
 
 
 def restart_pause_s(record: Record) -> float:

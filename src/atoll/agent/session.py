@@ -37,7 +37,7 @@ from atoll.agent.leases import Deadlines, rule_of
 from atoll.agent.ledger import Ledger
 from atoll.agent.messages import Window, part_of
 from atoll.agent.outbox import Outbox
-from atoll.agent.record import EndedBy, EndRule, Goal, ending, goal
+from atoll.agent.record import EndedBy, EndRule, Goal, ending, goal, is_claimed
 from atoll.agent.settling import Settling
 from atoll.agent.telling import Telling
 from atoll.agent.transport import Transport
@@ -287,7 +287,12 @@ class Session:
         record = host.ledger.get(command.placement_id)
         if judged.verdict in (Verdict.STALE, Verdict.CONFLICT, Verdict.FOREIGN):
             log.warning(events.COMMAND_REFUSED, command_id=command.id, what=judged.verdict.name.lower(), placement_id=command.placement_id)
-        elif record is not None and ((not record.ready and goal(record) is Goal.RUNNING) or goal(record) is Goal.SUSPENDED):
+        elif record is not None and (
+            ((not record.ready or is_claimed(record)) and goal(record) is Goal.RUNNING) or goal(record) is Goal.SUSPENDED
+        ):
+            if judged.verdict is Verdict.NEWER and is_claimed(record):
+                # What the guest was begun with must not be taken for what its create has brought.
+                host.vault.drop(command.placement_id)
             payload = payloads.get(command.payload_ref) if command.payload_ref else None
             host.vault.put(command.placement_id, token=command.guest_token, payload=payload)
         if judged.verdict in (Verdict.NEW, Verdict.NEWER):

@@ -18,7 +18,20 @@ from atoll.agent.backoff import Backoff
 from atoll.agent.handshake import Guests, init_of
 from atoll.agent.lastwords import worth_keeping
 from atoll.agent.ledger import Ledger
-from atoll.agent.record import EndedBy, EndRule, Goal, Record, at_rest, exited, order_of, restart_pause_s, resting, seen, with_own_end
+from atoll.agent.record import (
+    EndedBy,
+    EndRule,
+    Goal,
+    Record,
+    at_rest,
+    exited,
+    is_claimed,
+    order_of,
+    restart_pause_s,
+    resting,
+    seen,
+    with_own_end,
+)
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
@@ -116,7 +129,7 @@ class Steps:
     async def _bring_up(self, record: Record) -> None:
         revision = record.desired_revision
         placement_id = record.placement_id
-        if record.ready:
+        if record.ready and not is_claimed(record):
             await self._ledger.change(placement_id, lambda r: seen(r, r.observed, applied_revision=revision, ready=r.ready))
             return
         await asyncio.sleep(restart_pause_s(record))
@@ -138,7 +151,7 @@ class Steps:
             why = {"reason": Code.SNAPSHOT_UNAVAILABLE, "detail": booted} if booted is not None else {}
             after = seen(now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version, **why)
             # In the same commit: whoever hears that it is ready can rely on its end, though control were never heard of again.
-            return with_own_end(after, ready_boot=self._clock.boot(), anew=at_rest(now))
+            return with_own_end(after, ready_boot=self._clock.boot(), anew=at_rest(now) or is_claimed(record))
 
         self._watch(await self._ledger.change(placement_id, ready))
         if may_rest_by_itself(record):
@@ -211,6 +224,9 @@ class Steps:
         """The guest that there is, brought back from rest where it was; None: there may be none yet. *Errors*: GuestEnded."""
         placement_id = record.placement_id
         found: Seen | None = None
+        if is_claimed(record) and record.ready and record.address is not None and placement_id not in self.inherited:
+            # This run has seen it ready, and is told when it ends: to look once more would only keep its create waiting.
+            return Seen(Power.RUNNING, address=record.address)
         if placement_id in self.inherited:
             found = await driver.adopt(placement_id)
             if _is_over(record, found.power):

@@ -132,6 +132,11 @@ class Code(StrEnum):
     SNAPSHOT_UNAVAILABLE = "SNAPSHOT_UNAVAILABLE"
     # machines
     RUNTIME_UNTRUSTED = "RUNTIME_UNTRUSTED"
+    # guests made ahead
+    WARM_OUTDATED = "WARM_OUTDATED"
+    WARM_SURPLUS = "WARM_SURPLUS"
+    WARM_GIVEN_UP = "WARM_GIVEN_UP"
+    WARM_QUOTA = "WARM_QUOTA"
 
 
 HINTS: Final[Mapping[Code, str]] = {
@@ -242,6 +247,10 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.SNAPSHOT_NOT_FOUND: "It was deleted, or it belongs to another team; `atoll snapshot list` shows yours.",
     Code.SNAPSHOT_IN_USE: "Release the sandboxes that began from it first; `atoll sandbox list` shows them.",
     Code.SNAPSHOT_UNAVAILABLE: "The host that keeps the snapshot does not have it whole; take another one.",
+    Code.WARM_OUTDATED: "It was made ahead of a build or a policy that does not apply any more; nobody need do anything.",
+    Code.WARM_SURPLUS: "There were more guests made ahead than are wanted; nobody need do anything.",
+    Code.WARM_GIVEN_UP: "A sandbox that somebody wanted needed its room; add a host, or keep fewer warm (`atoll template warm`).",
+    Code.WARM_QUOTA: "Keep fewer guests warm, or raise limits.deployment.warm_guests (`atoll config`).",
 }
 
 

@@ -72,3 +72,13 @@ def after_dashes(command: Sequence[str]) -> list[str]:
         if not command:
             raise typer.BadParameter("a command must follow --")
     return list(command)
+
+
+def size(text: str | None) -> dict[str, int]:
+    """What differs from a template's size, from CPU,MEMORY,DISK; nothing where nothing is said. *Errors*: typer.BadParameter."""
+    if text is None:
+        return {}
+    parts = text.split(",")
+    if len(parts) != 3:
+        raise typer.BadParameter(f"{text!r} is no size: give CPU,MEMORY,DISK, such as 2,1G,4G", param_hint="--size")
+    return {"cpuMillis": cpu_millis(parts[0]), "memoryMib": size_mib(parts[1]), "diskMib": size_mib(parts[2])}

@@ -42,6 +42,7 @@ def list_hosts(as_json: JsonOption = False) -> None:
             ("HEALTH", lambda item: item.get("health")),
             ("ISOLATION", lambda item: item.get("isolations")),
             ("SANDBOXES", lambda item: item.get("sandboxes")),
+            ("WARM", lambda item: item.get("warm")),
             ("CPU", lambda item: _share(item, "cpuMillis", 1000, "cores")),
             ("MEMORY", lambda item: _share(item, "memoryMib", 1024, "GiB")),
             ("PROBLEMS", lambda item: item.get("problems")),

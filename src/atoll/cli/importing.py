@@ -46,7 +46,7 @@ def import_template(
     as_json: JsonOption = False,
 ) -> None:
     """Make a template of a container image."""
-    body: dict[str, Any] = {"name": name, "public": public, "size": _size(size)}
+    body: dict[str, Any] = {"name": name, "public": public, "size": arguments.size(size)}
     if start_command is not None:
         body["startCommand"] = start_command
     if username is not None or password_stdin:
@@ -64,19 +64,6 @@ def import_template(
         return
     print(made["id"])
     typer.echo(f"Template {name} is ready: atoll sandbox create --template {name}", err=True)
-
-
-def _size(text: str | None) -> dict[str, int]:
-    if text is None:
-        return {}
-    parts = text.split(",")
-    if len(parts) != 3:
-        raise typer.BadParameter(f"{text!r} is no size: give CPU,MEMORY,DISK, such as 2,1G,4G", param_hint="--size")
-    return {
-        "cpuMillis": arguments.cpu_millis(parts[0]),
-        "memoryMib": arguments.size_mib(parts[1]),
-        "diskMib": arguments.size_mib(parts[2]),
-    }
 
 
 def _source(api: Api, text: str, *, quiet: bool) -> str:

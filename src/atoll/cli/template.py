@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import building, completion, importing, output, pushing
+from atoll.cli import building, completion, importing, output, pushing, warm
 from atoll.cli.output import JsonOption
 from atoll.cli.session import session
 
@@ -14,6 +14,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What sandbo
 app.command("build")(building.build_template)
 app.command("import")(importing.import_template)
 app.command("push")(pushing.push_template)
+app.command("warm")(warm.warm_template)
 
 
 @app.command("list")

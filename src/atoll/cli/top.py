@@ -130,7 +130,8 @@ def totals(seen: Seen) -> str:
     line = f"{len(seen.sandboxes)}{more} sandboxes, {ready} ready; using {cores:.2f} cores, {size(memory)} memory, {size(disk)} disk"
     if seen.hosts:
         healthy = sum(host.get("health") == "healthy" for host in seen.hosts)
-        line = f"{healthy} of {len(seen.hosts)} hosts healthy; {line}"
+        warm = sum(host.get("warm") or 0 for host in seen.hosts)
+        line = f"{healthy} of {len(seen.hosts)} hosts healthy; {line}" + (f"; {warm} warm guests" if warm else "")
     return line
 
 
@@ -170,7 +171,7 @@ def draw(seen: Seen, view: View, *, rows: int | None = None) -> Group:
 
 
 def _hosts(hosts: Sequence[Json], *, limit: int | None) -> Any:
-    table = _table("HOST", "STATE", "HEALTH", "SANDBOXES", "CPU GRANTED", "MEMORY GRANTED", "DISK GRANTED", "PROBLEMS")
+    table = _table("HOST", "STATE", "HEALTH", "SANDBOXES", "WARM", "CPU GRANTED", "MEMORY GRANTED", "DISK GRANTED", "PROBLEMS")
     # What is not well comes first: there may be more hosts than room.
     ranked = sorted(hosts, key=lambda host: (host.get("health") == "healthy" and not host.get("problems"), str(host.get("name"))))
     for host in ranked[:limit]:
@@ -181,6 +182,7 @@ def _hosts(hosts: Sequence[Json], *, limit: int | None) -> Any:
             host.get("admin"),
             host.get("health"),
             host.get("sandboxes"),
+            host.get("warm"),
             *bars,
             ", ".join(host.get("problems") or []),
         ]

@@ -287,6 +287,14 @@ class Api:
         except httpx.TransportError as error:
             raise failures.unreachable(self._target.url, error, sent=False) from error
 
+    def warm(self) -> list[Json]:
+        """What is kept ready; for operators."""
+        return list(self._call("GET", "/v1/warm")["items"])
+
+    def keep_warm(self, reference: str, body: Json) -> Json:
+        """Keep so many guests of a template ready; for operators."""
+        return self._call("PUT", f"/v1/templates/{_path(reference)}/warm", json=body)
+
     def delete_template(self, reference: str) -> Json:
         """Refused while sandboxes use it."""
         return self._call("DELETE", f"/v1/templates/{_path(reference)}")

@@ -7,15 +7,11 @@ application answers from then on. Stop order is the reverse.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import AtollError, Bug, Code
@@ -41,7 +37,6 @@ from atoll.control.giving import Giving
 from atoll.control.holdings import Wants
 from atoll.control.hosts import Hosts
 from atoll.control.hub import Hub
-from atoll.control.imports import Imports
 from atoll.control.keys import Keys
 from atoll.control.loops import deadlines, doubts, refresh, retention
 from atoll.control.loops.alerts import Alerts
@@ -50,11 +45,12 @@ from atoll.control.loops.following import Following
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.loops.replicas import Replicas
 from atoll.control.loops.waiting import Waiting
+from atoll.control.loops.warming import WarmKeeper
 from atoll.control.loops.watch import Watch
 from atoll.control.manifests import Manifests
 from atoll.control.metering import Meter
+from atoll.control.opening import artifacts_of, clock_of, imports_of, key_of, own_registry_of, signing_of, store_of
 from atoll.control.orders import Orders
-from atoll.control.own_registry import OwnRegistry
 from atoll.control.peer_calls import PeerCalls
 from atoll.control.peers import PREFIX as PEERS
 from atoll.control.peers import Line, Peers
@@ -67,13 +63,12 @@ from atoll.control.snapshots import Snapshots
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
 from atoll.control.usages import Usages
+from atoll.control.warming import Warming
 from atoll.control.wellknown import Joining, WellKnown
 from atoll.control.whys import Whys
 from atoll.domain.deployment import Deployment
-from atoll.images.artifacts import Artifacts, Folder
-from atoll.images.carrier import Carrier
-from atoll.images.library import Library
-from atoll.store import backup, restoring, schema, tenancy, timeline
+from atoll.images.artifacts import Artifacts
+from atoll.store import restoring, schema, tenancy, timeline
 from atoll.store import sandboxes as stored
 from atoll.store.engine import Observable, SqliteStore, Store
 from atoll.store.hints import EVERYTHING, Hints, Shared
@@ -82,7 +77,6 @@ from atoll.store.sealing import Sealer
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 from atoll.telemetry.otlp import Export
-from atoll.wire.registry import signing_key
 
 if TYPE_CHECKING:
     from atoll.images.bucket_settings import BucketSettings
@@ -90,10 +84,6 @@ if TYPE_CHECKING:
 LOG = get_logger()
 
 _STAGGER_S_MAX: Final = 0.2
-
-
-DATABASE_URL: Final = "database.url"
-"""Of `secrets`, optional: `postgresql+asyncpg://...`, a secret because it holds a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +159,7 @@ class Control:
         self._store = store
         self._following: Following | None = None
         self._replicas: Replicas | None = None
-        self.artifacts: Artifacts | None = _artifacts(settings)
+        self.artifacts: Artifacts | None = artifacts_of(settings)
 
     async def start(self) -> None:
         """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*; Bug when it is another install's."""
@@ -186,10 +176,10 @@ class Control:
     async def _begin(self) -> None:
         store, incarnation = await self._opened()
         settings, clock, dice = self.settings, self._clock, self._dice
-        self._tokens = tokens = Tokens(root=_key(settings.secrets / "token.key"), signing=_signing(settings.secrets / "guest-ed25519"))
+        self._tokens = tokens = Tokens(root=key_of(settings.secrets / "token.key"), signing=signing_of(settings.secrets / "guest-ed25519"))
         self._routes = routes.Routes(tokens, edge_token=(settings.secrets / "edge.token").read_text().strip(), incarnation=incarnation)
         hub, directory = Hub(), Directory()
-        orders = Orders(store=store, sealer=Sealer(_key(settings.secrets / "sealing.key")), tokens=tokens, clock=clock)
+        orders = Orders(store=store, sealer=Sealer(key_of(settings.secrets / "sealing.key")), tokens=tokens, clock=clock)
         shared = store if isinstance(store, Shared) else None
         self.meter = meter = self._metering(store)
         self.reconciler = reconciler = Reconciler(
@@ -280,9 +270,9 @@ class Control:
     async def _opened(self) -> tuple[Store, str]:
         """The store at the newest schema, and its incarnation. *Errors*: Bug when it is another install's."""
         if self._store is None:
-            self._store = _store(self.settings, self._dice)
+            self._store = store_of(self.settings, self._dice)
         store = self._store
-        self._clock = await _clock_of(store, self._clock)
+        self._clock = await clock_of(store, self._clock)
         new, now = restoring.first(chance=self._dice), self._clock.now()
         await store.write(schema.migrate)
         install_id, incarnation = await store.write(
@@ -332,10 +322,10 @@ class Control:
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
         templates = Templates(store)
         self.manifests = None if self.artifacts is None else Manifests(self.settings.secrets, self.artifacts)
-        self._own_registry = _own_registry(
+        self._own_registry = own_registry_of(
             self.settings, clock=self._clock, dice=self._dice, public=lambda: self.configuration.current.public_repositories
         )
-        self.imports = _imports(self.settings, self._own_registry, self.artifacts, store=store, clock=self._clock, dice=self._dice)
+        self.imports = imports_of(self.settings, self._own_registry, self.artifacts, store=store, clock=self._clock, dice=self._dice)
         hosts = Hosts(
             store=store,
             clock=self._clock,
@@ -346,7 +336,9 @@ class Control:
             fencing=self.fencing,
             configuration=self.configuration,
         )
+        warming = self._warming(store, orders=orders, templates=templates)
         sandboxes = Sandboxes(
+            warming=warming,
             store=store,
             clock=self._clock,
             dice=self._dice,
@@ -383,7 +375,23 @@ class Control:
             tokens=tokens,
             configuration=self.configuration,
             whys=whys,
+            warming=warming,
         )
+
+    def _warming(self, store: Store, *, orders: Orders, templates: Templates) -> Warming:
+        self.warming = Warming(
+            store=store,
+            clock=self._clock,
+            dice=self._dice,
+            reconciler=self.reconciler,
+            orders=orders,
+            templates=templates,
+            configuration=self.configuration,
+            manifests=self.manifests,
+        )
+        self.reconciler.shortage = self.warming.shortage
+        self._spawn(WarmKeeper(self.warming, self._clock).run())
+        return self.warming
 
     def _captures(self, hub: Hub) -> Captures | None:
         images = self.settings.images
@@ -528,68 +536,3 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
-
-
-async def _clock_of(store: Store, clock: Clock) -> Clock:
-    """The clock that the store's records go by: where replicas share it, the database's, read once and counted on from then.
-
-    Else an end that one replica wrote would be read by another by a clock that is an hour off.
-    """
-    asked_at = clock.boot()
-    shown = await store.wall()
-    if shown is None:
-        return clock
-    return ShiftedClock(clock, by_s=shown + (clock.boot() - asked_at) / 2 - clock.now())
-
-
-def _store(settings: ControlSettings, dice: Dice) -> Store:
-    """PostgreSQL where the operator names one, else the embedded file."""
-    named = settings.secrets / DATABASE_URL
-    if not named.exists():
-        kept = backup.put_in_place(settings.database)
-        if kept is not None:
-            LOG.warning(names.STORE_RESTORED, path=str(kept))
-        return SqliteStore(settings.database)
-    from atoll.store.postgres import PostgresStore
-
-    return PostgresStore(named.read_text().strip(), dice=dice)
-
-
-def _artifacts(settings: ControlSettings) -> Artifacts | None:
-    if settings.images is None:
-        return None
-    if settings.bucket is None:
-        return Folder(settings.images)
-    # An instance without a bucket does without its library.
-    from atoll.images.bucket import Bucket
-
-    return Bucket(settings.bucket)
-
-
-def _imports(
-    settings: ControlSettings, own: OwnRegistry, artifacts: Artifacts | None, *, store: Store, clock: Clock, dice: Dice
-) -> Imports:
-    carrier = library = None
-    if settings.images is not None and artifacts is not None:
-        library = Library(settings.images, artifacts, clock.now)
-        if settings.image_program is not None:
-            carrier = Carrier(settings.image_program, settings.images, settings.registries)
-    uploads = (settings.images or settings.secrets) / "uploads"
-    return Imports(store=store, clock=clock, dice=dice, carrier=carrier, uploads=uploads, own=own, library=library)
-
-
-def _own_registry(settings: ControlSettings, *, clock: Clock, dice: Dice, public: Callable[[], Collection[str]]) -> OwnRegistry:
-    port = settings.domain.rpartition(":")[2]
-    addresses = dict.fromkeys((settings.domain, f"localhost:{port}", f"127.0.0.1:{port}"))
-    return OwnRegistry(tuple(addresses), signing_key(_key(settings.secrets / "token.key")), clock, dice, public)
-
-
-def _key(path: Path) -> bytes:
-    return base64.b64decode(path.read_text())
-
-
-def _signing(path: Path) -> Ed25519PrivateKey:
-    key = load_pem_private_key(path.read_bytes(), password=None)
-    if not isinstance(key, Ed25519PrivateKey):
-        raise Bug(Code.INTERNAL, f"{path.name} is not an Ed25519 key")
-    return key

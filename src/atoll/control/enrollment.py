@@ -26,6 +26,7 @@ from atoll.domain.host import LOST_AFTER_S, Admin, Health, Host, health
 from atoll.domain.inventory import Inventory, Overcommit, Registered, capacity
 from atoll.domain.operations import Act, Action, Actor
 from atoll.planning import admission
+from atoll.planning.claiming import CLAIMS
 from atoll.store import hosts, operations
 from atoll.store.engine import Store
 from atoll.store.operations import Told
@@ -189,6 +190,7 @@ def facts_of(facts: wire.HostFacts) -> dict[str, str]:
         "cpu_count": str(facts.cpu_count),
         "memory_mib": str(facts.memory_mib),
         "disk_mib": str(facts.disk_mib),
+        **({CLAIMS: "yes"} if facts.claims else {}),
     }
 
 

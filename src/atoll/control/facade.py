@@ -17,10 +17,24 @@ from atoll.control.keys import Keys
 from atoll.control.layers import Layers, TemplateImage
 from atoll.control.resting import Resting
 from atoll.control.sandboxes import Sandboxes
-from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, NewKey, NewToken, Page, Query, UsagePoint, Why
+from atoll.control.service import (
+    Caller,
+    CheckedConfig,
+    ConfigView,
+    EventRecord,
+    HostView,
+    NewKey,
+    NewToken,
+    Page,
+    Query,
+    UsagePoint,
+    WarmView,
+    Why,
+)
 from atoll.control.snapshots import Taking
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
+from atoll.control.warming import Warming
 from atoll.control.whys import Whys
 from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import DRIVER_FACT, AdminEvent
@@ -49,7 +63,9 @@ class Facade:
         tokens: Tokens,
         configuration: Configuration,
         whys: Whys,
+        warming: Warming,
     ) -> None:
+        self._warming = warming
         self._whys = whys
         self._configuration = configuration
         self._keys = keys
@@ -191,6 +207,12 @@ class Facade:
         if self._imports.library is None:
             raise Refused(Code.NOT_SUPPORTED, "this control process has no store for images")
         return Layers(self._imports.library)
+
+    async def warm_policies(self, caller: Caller) -> Sequence[WarmView]:
+        return await self._warming.all(caller)
+
+    async def keep_warm(self, caller: Caller, reference: str, request: CreateRequest, *, count: int) -> WarmView:
+        return await self._warming.put(caller, reference, request, count=count)
 
     async def hosts(self, caller: Caller) -> Sequence[HostView]:
         return await self._hosts.all(caller)

@@ -31,7 +31,7 @@ from atoll.domain.inventory import CAPACITY, capacity
 from atoll.domain.machine import IllegalMove
 from atoll.domain.operations import Act, Action
 from atoll.planning import admission
-from atoll.store import facts, operations
+from atoll.store import facts, operations, warmth
 from atoll.store import hosts as stored
 from atoll.store.engine import Store
 from atoll.store.operations import Told
@@ -73,8 +73,11 @@ class Hosts:
     async def all(self, caller: Caller) -> Sequence[HostView]:
         """As Service.hosts."""
         _operator(caller)
-        found = await self.store.read(lambda conn: [_view(conn, host) for host in stored.all_hosts(conn)])
-        return [HostView(host, health(host, now=self.clock.now()), used, count) for host, used, count in found]
+        found, warm = await self.store.read(
+            lambda conn: ([_view(conn, host) for host in stored.all_hosts(conn)], warmth.warm_by_host(conn))
+        )
+        now = self.clock.now()
+        return [HostView(host, health(host, now=now), used, count, warm.get(host.id, 0)) for host, used, count in found]
 
     async def get(self, caller: Caller, reference: str) -> HostView:
         """As Service.host."""

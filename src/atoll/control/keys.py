@@ -15,6 +15,7 @@ from atoll.control.configuration import Configuration
 from atoll.control.service import Caller, NewKey
 from atoll.domain.operations import Act, Action
 from atoll.domain.tenancy import Client, Role, Team, key_digest
+from atoll.domain.warmth import OWN_TEAM
 from atoll.planning.admission import Buckets, Limits
 from atoll.store import operations, schema, tenancy
 from atoll.store.engine import Store
@@ -112,6 +113,8 @@ class Keys:
 
     def _team(self, conn: sa.Connection, name: str, *, now: float) -> Team:
         known = tenancy.team_by_name(conn, name)
+        if known is not None and known.id == OWN_TEAM:
+            raise Refused(Code.FORBIDDEN, "the deployment's own team has no keys")
         if known is not None:
             return known
         made = Team(TeamId(new_id(Prefix.TEAM, self._dice)), name)

@@ -84,7 +84,7 @@ class Meter:
                 self.metrics.count(m.READY, sandbox.spec.class_name)
                 self.metrics.observe(m.PHASES, max(0.0, now - sandbox.created_at), "total")
                 if placement is not None:
-                    self.metrics.observe(m.PHASES, max(0.0, now - placement.created_at), "starting")
+                    self.metrics.observe(m.PHASES, max(0.0, now - max(placement.created_at, sandbox.created_at)), "starting")
                 self._trace(done, now=now)
             case history.SANDBOX_RELEASING:
                 self.metrics.count(m.RELEASES, code_label(sandbox.reason))

@@ -18,6 +18,7 @@ from atoll.domain.command import Kind, command_id, digest
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.spec import SaveMode, Spec
+from atoll.planning.claiming import CLAIMED
 from atoll.planning.pausing import RESUMED
 from atoll.store import payloads, rows
 from atoll.store.engine import Store
@@ -86,6 +87,8 @@ class Orders:
             }
         if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == RESUMED and sandbox.save_mode is not None:
             content["save_mode"] = sandbox.save_mode.value
+        if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == CLAIMED:
+            content["claimed"] = True
         if placement.desired is Kind.ENSURE_SUSPENDED:
             mode, _, strict = (placement.desired_reason or "").partition(" ")
             content |= {"save_mode": mode or SaveMode.FULL.value, "strict": strict == "strict"}
@@ -121,4 +124,4 @@ def _life_s(placement: Placement, sandbox: Sandbox) -> float | None:
     whole = float(sandbox.spec.timeout_s)
     if placement.desired_reason == RESUMED:
         return sandbox.life_s if sandbox.life_s is not None else whole
-    return whole if placement.desired_revision == 1 else None
+    return whole if placement.desired_revision == 1 or placement.desired_reason == CLAIMED else None

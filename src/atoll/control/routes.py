@@ -73,6 +73,9 @@ class Routes:
 
     def changed(self, sandbox: Sandbox, placement: Placement | None) -> None:
         """A commit of this sandbox: its route is there, another, or gone. *Idempotency*: one that is older than what is known changes nothing."""
+        if sandbox.claimable is not None:
+            # Nobody's yet: no edge need know of it.
+            return
         known = self._routes.get(sandbox.id)
         if sandbox.revision < (self._ended.get(sandbox.id, 0) if known is None else known.revision):
             return

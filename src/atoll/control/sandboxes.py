@@ -31,10 +31,12 @@ from atoll.control.snapshots import Snapshots, require_ready
 from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
 from atoll.control.usages import Usages
+from atoll.control.warming import Warming
 from atoll.domain.operations import Act, Action
 from atoll.domain.sandbox import STARTING, TERMINAL, Condition, Sandbox, State
 from atoll.domain.snapshot import State as Kept
 from atoll.domain.spec import OnEnd, Spec
+from atoll.domain.template import Template
 from atoll.planning import beginning, resolve
 from atoll.planning.admission import Limits
 from atoll.planning.beginning import Beginning
@@ -42,6 +44,7 @@ from atoll.planning.resolve import CreateRequest
 from atoll.planning.stimuli import EndMoved, Facts, ReleaseRequested, ReplacementAuthorized
 from atoll.store import facts, operations, sandboxes, tallies, tenancy
 from atoll.store.engine import Store
+from atoll.store.payloads import Sealed
 
 _ENDED: Final = TERMINAL | {State.RELEASING}
 _NEAR_END_S: Final = 30.0
@@ -73,6 +76,7 @@ class Sandboxes:
     usages: Usages
     configuration: Configuration
     snapshots: Snapshots
+    warming: Warming
     manifests: Manifests | None = None
     """None: this process has no store for images, and every one is ready-made."""
     streams: int = 0
@@ -240,7 +244,7 @@ class Sandboxes:
     ) -> list[EventRecord]:
         """As Service.events."""
         found = await self.get(caller, sandbox_id, ended=True, every_team=every_team)
-        rows = await self.store.read(lambda conn: sandboxes.events_of(conn, found.id, after=after, limit=limit))
+        rows = await self.store.read(lambda conn: sandboxes.events_of(conn, found, after=after, limit=limit))
         return [EventRecord(**row) for row in rows]
 
     async def follow(self, caller: Caller, sandbox_id: str, *, after: int = 0) -> AsyncIterator[Sequence[EventRecord]]:
@@ -255,7 +259,8 @@ class Sandboxes:
             if not tenancy.lives(conn, caller.client.id):
                 return None, ()
             # The state first: what is read after an end has every event of it.
-            return sandboxes.get(conn, sandbox_id), sandboxes.events_of(conn, sandbox_id, after=after, limit=_STREAM_PAGE)
+            now = sandboxes.get(conn, sandbox_id)
+            return now, () if now is None else sandboxes.events_of(conn, now, after=after, limit=_STREAM_PAGE)
 
         self.streams += 1
         try:
@@ -346,13 +351,8 @@ class Sandboxes:
         spec, said = await self._ahead(begun, await self._spec(begun))
         now = self.clock.now()
         sandbox_id = SandboxId(new_id(Prefix.SANDBOX, self.dice))
-        env = {**dict(template.env), **request.env}
-        # A template's own values are in its image's configuration, for everybody who has that.
-        exposes = bool(request.env)
-        files: list[dict[str, str]] = []
-        if request.e2b_env:
-            env, files = _e2b_inside(env, sandbox_id=sandbox_id, team_id=caller.team.id, template_id=template.id)
-        sealed, payload_digest = self.orders.seal(sandbox_id, env=env, files=files, exposes=exposes)
+        sealing = self._sealing(caller, request, template)
+        sealed, payload_digest = sealing(sandbox_id)
         sandbox = Sandbox(
             id=sandbox_id,
             revision=1,
@@ -373,22 +373,28 @@ class Sandboxes:
             secured=request.secured,
         )
 
-        def work(conn: sa.Connection) -> None:
+        def admit(conn: sa.Connection, made: Sandbox) -> None:
             if begun.snapshot is not None:
                 require_ready(conn, begun.snapshot.id)
             tallies.admit(conn, team_id=caller.team.id, client_id=caller.client.id, limits=limits)
-            event_id, request_id = self.reconciler.event_id(), caller.request_id
-            facts.accept(conn, sandbox, payload=sealed, event_id=event_id, request_id=request_id, said=said)
             if given is None or begun.snapshot is not None:
-                operations.audit(conn, act, at=now)
+                operations.audit(conn, Act(caller.actor(), Action.SANDBOX_CREATE, made.id, data=data), at=now)
             if begun.on_record:
                 tenancy.spawned(conn, template.id, now=now)
 
-        named = spec.template_id if begun.snapshot is not None else template.name
-        act = Act(caller.actor(), Action.SANDBOX_CREATE, sandbox.id, data={"template": named, "class": spec.class_name})
+        def work(conn: sa.Connection) -> None:
+            admit(conn, sandbox)
+            event_id, request_id = self.reconciler.event_id(), caller.request_id
+            facts.accept(conn, sandbox, payload=sealed, event_id=event_id, request_id=request_id, said=said)
+
+        data = {"template": spec.template_id if begun.snapshot is not None else template.name, "class": spec.class_name}
         self.store.require_room()
         limits = Limits.of(self.configuration.current, team=caller.team.name)
         try:
+            if given is None and begun.snapshot is None:
+                claimed = await self.warming.claim(sandbox, own_env=bool(request.env), payload=sealing, admit=admit)
+                if claimed is not None:
+                    return claimed.sandbox, claimed
             return sandbox, await self.reconciler.accept(sandbox, work)
         except sa.exc.IntegrityError:
             # Two requests with one id at once: the other one is first, and says what this one is answered.
@@ -396,6 +402,20 @@ class Sandboxes:
             if known is None:
                 raise Refused(Code.REQUEST_IN_PROGRESS, "the first request with this id is still running") from None
             return known, None
+
+    def _sealing(self, caller: Caller, request: CreateRequest, template: Template) -> Callable[[str], tuple[Sealed, str]]:
+        """What the create brings, sealed for whichever sandbox becomes its own, with its digest."""
+        # A template's own values are in its image's configuration, for everybody who has that.
+        exposes = bool(request.env)
+        brought = {**dict(template.env), **request.env}
+
+        def seal(sandbox_id: str) -> tuple[Sealed, str]:
+            env, files = brought, list[dict[str, str]]()
+            if request.e2b_env:
+                env, files = _e2b_inside(brought, sandbox_id=sandbox_id, team_id=caller.team.id, template_id=template.id)
+            return self.orders.seal(sandbox_id, env=env, files=files, exposes=exposes)
+
+        return seal
 
     async def _await_ready(self, sandbox: Sandbox, placed: facts.Committed | None) -> Sandbox:
         until = self.clock.boot() + sandbox.spec.create_patience_s
@@ -453,7 +473,10 @@ class Sandboxes:
             return sandbox.end_at
         found = await self.store.read(lambda conn: facts.load(conn, sandbox.id))
         placement = found.placement if found is not None else None
-        return sandbox.end_at if placement is None else min(sandbox.end_at, placement.created_at + sandbox.spec.timeout_s)
+        if placement is None:
+            return sandbox.end_at
+        # A guest that was made ahead has been somebody's only since it was claimed.
+        return min(sandbox.end_at, max(placement.created_at, sandbox.created_at) + sandbox.spec.timeout_s)
 
     def _is_unheard(self, sandbox: Sandbox) -> bool:
         """Whether its host has been silent for so long that its agent may enforce the old end before it hears of another."""

@@ -20,6 +20,7 @@ from atoll.domain.snapshot import Snapshot
 from atoll.domain.spec import SaveMode, Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
+from atoll.domain.warmth import WarmPolicy
 from atoll.planning.placing import Explanation
 from atoll.planning.resolve import CreateRequest
 from atoll.wire import agent as wire
@@ -129,6 +130,8 @@ class HostView:
     health: Health
     used: Vector
     sandboxes: int
+    warm: int = 0
+    """Of them, guests that are made ahead and nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,16 @@ class ReplicaView:
     seen_at: float
     healthy: bool
     answering: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WarmView:
+    """A policy and how it is kept. `problem`: why there are fewer than wanted, where that is known."""
+
+    policy: WarmPolicy
+    template: str
+    ready: int
+    starting: int
 
 
 class Service(Protocol):
@@ -357,6 +370,17 @@ class Service(Protocol):
 
     async def template_layer(self, caller: Caller, reference: str, digest: str) -> Path:
         """The file of one of its layers. *Errors*: as `template_image`; IMAGE_UNAVAILABLE."""
+        ...
+
+    async def warm_policies(self, caller: Caller) -> Sequence[WarmView]:
+        """What is kept warm; operators only (FORBIDDEN)."""
+        ...
+
+    async def keep_warm(self, caller: Caller, reference: str, request: CreateRequest, *, count: int) -> WarmView:
+        """Keep so many guests of this template ready, of the class and size that `request` names; 0: none any more. Operators only.
+
+        *Idempotency*: the last word counts. *Errors*: TEMPLATE_NOT_FOUND, CLASS_LIMIT, INVALID_REQUEST, NOT_SUPPORTED, WARM_QUOTA.
+        """
         ...
 
     async def hosts(self, caller: Caller) -> Sequence[HostView]:

@@ -30,21 +30,25 @@ class Usages:
         if sandbox.state is not _RUNS or sandbox.host_id is None or sandbox.placement_id is None:
             return []
         found = await self.consoles.usage(host_id=sandbox.host_id, placement_ids=[sandbox.placement_id], points_max=wire.POINTS_MAX)
-        return self._points(sandbox.id, found.get(sandbox.placement_id, ()))
+        points = self._points(sandbox.id, found.get(sandbox.placement_id, ()))
+        # What a guest that was made ahead has used before is nobody's.
+        return [point for point in points if point.at >= sandbox.created_at]
 
     async def latest(self, sandboxes: Iterable[Sandbox]) -> dict[str, UsagePoint]:
         """What each uses now. Those that do not run, and those whose host does not answer, are left out."""
         by_host: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        since: dict[str, float] = {}
         for one in sandboxes:
             if one.state is _RUNS and one.host_id is not None and one.placement_id is not None:
                 by_host[one.host_id][one.placement_id] = one.id
+                since[one.id] = one.created_at
         answers = await asyncio.gather(*(self._of_host(host_id, list(places)) for host_id, places in by_host.items()))
         found: dict[str, UsagePoint] = {}
         for places, samples in zip(by_host.values(), answers, strict=True):
             for placement_id, points in samples.items():
                 sandbox_id = places.get(placement_id)
-                if sandbox_id is not None and points:
-                    found[sandbox_id] = self._points(sandbox_id, points)[-1]
+                if sandbox_id is not None and points and (last := self._points(sandbox_id, points)[-1]).at >= since[sandbox_id]:
+                    found[sandbox_id] = last
         return found
 
     async def _of_host(self, host_id: str, placement_ids: list[str]) -> dict[str, Sequence[wire.Sample]]:

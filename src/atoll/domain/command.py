@@ -41,6 +41,8 @@ class Wish(StrEnum):
     STOP = "stop"
     RESTART = "restart"
     """What has stopped begins again, with the disk that it had."""
+    CLAIM = "claim"
+    """What runs for nobody gets what a create has brought, and goes on as that create's."""
     REMOVE = "remove"
     """From every state, and for good."""
 
@@ -56,6 +58,7 @@ MOVES: Final[Mapping[tuple[Kind, Wish], Kind]] = {
     (Kind.ENSURE_PAUSED, Wish.STOP): Kind.ENSURE_STOPPED,
     (Kind.ENSURE_STOPPED, Wish.RESTART): Kind.ENSURE_RUNNING,
     (Kind.ENSURE_RUNNING, Wish.RESTART): Kind.ENSURE_RUNNING,
+    (Kind.ENSURE_RUNNING, Wish.CLAIM): Kind.ENSURE_RUNNING,
     **{(kind, Wish.REMOVE): Kind.ENSURE_ABSENT for kind in Kind},
 }
 

@@ -124,6 +124,8 @@ class DeploymentLimits:
     records: int | None = 1_000_000
     registered_hosts: int | None = 10_000
     active_hosts: int | None = 10_000
+    warm_guests: int | None = 1000
+    """Kept ready, over all policies."""
 
 
 DEFAULT_CLASSES: Final[Mapping[str, WorkloadClass]] = {

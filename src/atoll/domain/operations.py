@@ -39,6 +39,7 @@ class Alert(StrEnum):
     STORE_SLOW = "store.slow"
     STORE_FULL = "store.full"
     IMAGE_REFUSED = "image.refused"
+    WARM_SHORT = "warm.short"
 
     @property
     def runbook(self) -> str:
@@ -89,6 +90,7 @@ class Action(StrEnum):
     TEMPLATE_DELETE = "template.delete"
     REGISTRY_TOKEN = "registry.token"  # noqa: S105 - an action, not a secret
     ARTIFACTS_COLLECT = "artifacts.collect"
+    TEMPLATE_WARM = "template.warm"
 
 
 DONE = "done"

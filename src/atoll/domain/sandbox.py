@@ -47,6 +47,8 @@ class Event(StrEnum):
     GUEST_STOPPED = "guest_stopped"
     """It has ended by itself and is kept: begun again where it is, or stopped, where it was at rest."""
     REPLACED = "replaced"
+    CLAIMED = "claimed"
+    """A create has taken it over, ready as it was made ahead: it is that create's from here on."""
     PAUSE = "pause"
     PAUSE_SEEN = "pause_seen"
     SUSPEND = "suspend"
@@ -101,6 +103,7 @@ _BASE: Final[Mapping[tuple[State, Event], State]] = {
     (State.PENDING, Event.PLACED): State.PROVISIONING,
     (State.RESERVING, Event.PLACED): State.PROVISIONING,
     (State.PROVISIONING, Event.GUEST_READY): State.READY,
+    (State.READY, Event.CLAIMED): State.PROVISIONING,
     **{(state, Event.REPLACED): State.PENDING for state in _PLACED},
     (State.READY, Event.PAUSE): State.PAUSING,
     (State.PAUSING, Event.PAUSE_SEEN): State.PAUSED,
@@ -172,6 +175,12 @@ DEADLINES: Final = (
         State.PROVISIONING,
         "its guest was seen coming",
         ("guest_ready", "bootstrap"),
+        "`GUEST_BOOT_TIMEOUT`: it is removed, and placed again",
+    ),
+    Deadline(
+        State.PROVISIONING,
+        "its guest was made ahead, and has not taken what the create brings",
+        ("reserve",),
         "`GUEST_BOOT_TIMEOUT`: it is removed, and placed again",
     ),
     Deadline(State.PAUSING, "it was not seen frozen", ("pause",), "`PAUSE_TIMEOUT`: it goes on"),
@@ -248,6 +257,8 @@ class Sandbox:
     """What of it is saved, or was asked to be, last."""
     unresponsive: bool = False
     """Its guest did not answer when it was saved."""
+    claimable: str | None = None
+    """Made ahead, and for which creates: the pool that it is of (`planning/claiming.py`). None: somebody's, or it was never for anybody to take."""
     unseen: int = 0
     """Earlier placements that were neither seen gone nor fenced yet, and hold what they held."""
 

@@ -27,6 +27,8 @@ SLOW_S: Final = 0.5
 """A commit on a disk that works takes a thousandth of this."""
 SLOW_COMMITS: Final = 3
 """So many between two looks are no hiccup."""
+SHORT_S: Final = 30.0
+"""For so long there may be fewer guests made ahead than a policy says."""
 EXAMPLES: Final = 3
 DETAIL_MAX: Final = 500
 
@@ -66,6 +68,17 @@ class RefusedImage:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmShort:
+    """A policy of which fewer guests are ready than it says. *Units*: wall seconds."""
+
+    template_id: str
+    name: str
+    count: int
+    since: float
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFacts:
     """What this control process has met at its store since the last look. *Units*: seconds."""
 
@@ -78,7 +91,13 @@ class StoreFacts:
 
 
 def wrong(
-    hosts: Sequence[HostFacts], sandboxes: Iterable[Troubled], store: StoreFacts, *, now: float, refused: Iterable[RefusedImage] = ()
+    hosts: Sequence[HostFacts],
+    sandboxes: Iterable[Troubled],
+    store: StoreFacts,
+    *,
+    now: float,
+    refused: Iterable[RefusedImage] = (),
+    short: Iterable[WarmShort] = (),
 ) -> list[Raised]:
     """Everything that is wrong, each once. *Units*: wall seconds."""
     found = [
@@ -86,6 +105,7 @@ def wrong(
         *_of_deployment(hosts, now=now),
         *_of_sandboxes(sandboxes, {one.host.id: one.host.name for one in hosts}, now=now),
         *_of_images(refused),
+        *_of_warm(short, now=now),
         *_of_store(store),
     ]
     return sorted(found, key=lambda raised: (raised.kind, raised.subject))
@@ -171,6 +191,17 @@ def _of_images(refused: Iterable[RefusedImage]) -> Iterator[Raised]:
         why = f" ({one.detail})" if one.detail else ""
         detail = f"template {one.name}: {one.count} sandbox(es) failed by {one.reason} of late, such as {one.example}{why}"
         yield _raised(Alert.IMAGE_REFUSED, template_id, Severity.CRITICAL, detail)
+
+
+def _of_warm(short: Iterable[WarmShort], *, now: float) -> Iterator[Raised]:
+    worst: dict[str, WarmShort] = {}
+    for one in sorted(short, key=lambda one: one.since):
+        if now - one.since >= SHORT_S:
+            worst.setdefault(one.template_id, one)
+    for template_id, one in worst.items():
+        why = f" ({one.problem})" if one.problem else ""
+        detail = f"template {one.name}: fewer than {one.count} guests are ready for more than {SHORT_S:g} s{why}"
+        yield _raised(Alert.WARM_SHORT, template_id, Severity.WARNING, detail)
 
 
 def _of_store(store: StoreFacts) -> Iterator[Raised]:

@@ -20,9 +20,10 @@ from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind, Wish
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
-from atoll.planning import pausing, replacing, restarting
+from atoll.planning import claiming, pausing, replacing, restarting
 from atoll.planning.stimuli import (
     BootstrapExposed,
+    Claimed,
     EndMoved,
     Facts,
     Fenced,
@@ -390,9 +391,11 @@ def _away_first(sandbox: Sandbox, placement: Placement, reason: str, notes: tupl
     return Outcome(waiting, away, notes)
 
 
-def _noted(facts: Facts, stimulus: EndMoved | HostHeard | ReplacementAuthorized | BootstrapExposed, now: float) -> Outcome | None:
+def _noted(facts: Facts, stimulus: Claimed | EndMoved | HostHeard | ReplacementAuthorized | BootstrapExposed, now: float) -> Outcome | None:
     """Words from outside that neither host nor guest has said."""
     match stimulus:
+        case Claimed():
+            return claiming.claimed(facts, stimulus, now)
         case EndMoved():
             return _end_moved(facts, stimulus)
         case HostHeard():

@@ -20,6 +20,8 @@ from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Placement
 from atoll.domain.sandbox import TERMINAL, Event, Sandbox, State
 from atoll.domain.spec import SaveMode
+from atoll.domain.warmth import OWN_TEAM
+from atoll.planning.claiming import pool_of
 from atoll.planning.stimuli import Facts, Note, Outcome
 
 
@@ -37,6 +39,9 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
     if placement is None or placement.id != account.placement_id or placement.holding is Holding.NONE:
         # Gone on record: its agent is told so with its next poll.
         return None
+    if sandbox.claimable is not None and account.team_id != sandbox.team_id:
+        # Claimed since: it is that team's, and is never made ahead for anybody else.
+        sandbox = _claimed_since(sandbox, account, now)
     if account.desired_revision >= placement.desired_revision:
         placement = replace(placement, desired_revision=account.desired_revision + 1)
     if sandbox.state not in (State.RELEASING, *TERMINAL) and sandbox.end_at is not None:
@@ -49,6 +54,20 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
     if placement is facts.placement and sandbox is facts.sandbox:
         return None
     return Outcome(sandbox, placement, ())
+
+
+def _claimed_since(sandbox: Sandbox, account: Account, now: float) -> Sandbox:
+    """What it was claimed with is on no record: as of one that was made since the backup."""
+    return replace(
+        sandbox,
+        team_id=TeamId(account.team_id),
+        client_id=ClientId(""),
+        spec=account.spec or sandbox.spec,
+        claimable=None,
+        created_at=now,
+        started_at=now,
+        bootstrap_exposed=True,
+    )
 
 
 def _saved_since(sandbox: Sandbox, placement: Placement, account: Account, now: float) -> Outcome:
@@ -182,4 +201,5 @@ def _sandbox(account: Account, known: Sandbox | None, placement: Placement, *, n
         # Who waited for it has had its answer: a start that fails is not tried on another host.
         bootstrap_exposed=True,
         secured=known.secured if known else True,
+        claimable=pool_of(account.spec) if account.team_id == OWN_TEAM and not going else None,
     )

@@ -129,8 +129,17 @@ class ResumeRequested:
     """From its files alone, though its memory is saved, too."""
 
 
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A create takes it over. `wanted`: the sandbox that this create would have made, but for its id."""
+
+    wanted: Sandbox
+    payload_digest: str | None
+
+
 Stimulus = (
     BootstrapExposed
+    | Claimed
     | Tick
     | ReleaseRequested
     | Placed

@@ -161,7 +161,8 @@ def serve(place: Layout, config: instance.Config) -> None:
     """Build it and run it."""
     import uvicorn
 
-    from atoll.control.compose import DATABASE_URL, Control
+    from atoll.control.compose import Control
+    from atoll.control.opening import DATABASE_URL
     from atoll.programs.migration import migrate_apart
     from atoll.store import backup
 

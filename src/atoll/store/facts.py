@@ -291,6 +291,8 @@ def _update(conn: sa.Connection, before: Sandbox, after: Sandbox) -> Sandbox:
     old, new = rows.sandbox_values(before), rows.sandbox_values(after)
     changed: dict[str, Any] = {name: value for name, value in new.items() if old[name] != value}
     changed["revision"] = before.revision + 1
+    if after.spec is not before.spec:
+        changed["spec"] = rows.spec_values(after.spec)
     if _CHANGED_SANDBOX.run(conn, {"of_id": before.id, "read": before.revision, **changed}) != 1:
         raise Stale(f"sandbox {before.id}")
     return replace(after, revision=before.revision + 1)

@@ -42,6 +42,12 @@ def add(conn: sa.Connection, sandbox_id: str, payload: Sealed) -> None:
     _NEW.run(conn, {"sandbox_id": sandbox_id, "sealed": payload.content, "exposes": payload.exposes})
 
 
+def replace(conn: sa.Connection, sandbox_id: str, payload: Sealed) -> None:
+    """Another payload in place of the one that there was: of a sandbox that is somebody else's now. Nobody has been given it."""
+    drop(conn, sandbox_id)
+    add(conn, sandbox_id, payload)
+
+
 def get(conn: sa.Connection, sandbox_id: str) -> Sealed | None:
     """A sandbox's payload; None when nobody will need it any more."""
     row = _SEALED.first(conn, {"of_id": sandbox_id})

@@ -10,6 +10,7 @@ by a command that may not begin it anew.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
 
@@ -162,8 +163,17 @@ def _caught_up(
 ) -> tuple[Taken, facts.Committed | None]:
     if known is None:
         return Taken.KNOWN, None
+    if known.sandbox.claimable is not None and not _team_is_known(conn, account.team_id):
+        # It has been somebody's whom nobody here knows: kept and reported, and given to nobody.
+        facts.rewrite(conn, known.sandbox, replace(known.sandbox, claimable=None))
+        return Taken.UNKNOWN, None
     outcome = planning.caught_up(known, account, now=now)
-    return Taken.KNOWN, None if outcome is None else facts.commit(conn, known, outcome, now=now, ids=ids)
+    if outcome is None:
+        return Taken.KNOWN, None
+    done = facts.commit(conn, known, outcome, now=now, ids=ids)
+    if done.sandbox.team_id != known.sandbox.team_id:
+        tallies.made(conn, done.sandbox)
+    return Taken.KNOWN, done
 
 
 def _team_is_known(conn: sa.Connection, team_id: str) -> bool:

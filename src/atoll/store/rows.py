@@ -87,11 +87,12 @@ def sandbox(row: Row) -> Sandbox:
         life_s=row["life_s"],
         save_mode=SaveMode(row["save_mode"]) if row["save_mode"] else None,
         unresponsive=row["unresponsive"],
+        claimable=row["claimable"],
     )
 
 
 def sandbox_values(value: Sandbox) -> Values:
-    """All columns but id and spec, which never change, and revision, which the commit raises."""
+    """All columns but id, which never changes, spec, which a claim alone does, and revision, which the commit raises."""
     return {
         "team_id": value.team_id,
         "client_id": value.client_id,
@@ -125,6 +126,7 @@ def sandbox_values(value: Sandbox) -> Values:
         "life_s": value.life_s,
         "save_mode": value.save_mode.value if value.save_mode is not None else None,
         "unresponsive": value.unresponsive,
+        "claimable": value.claimable,
     }
 
 

@@ -162,11 +162,10 @@ def reachable(conn: sa.Connection) -> Sequence[tuple[Sandbox, Placement]]:
     return [(rows.sandbox(row), rows.placement({column.name: row[_ITS + column.name] for column in PLACEMENTS.c})) for row in found]
 
 
-def events_of(conn: sa.Connection, sandbox_id: str, *, after: int, limit: int) -> Sequence[sa.RowMapping]:
-    """A sandbox's history after `after`, oldest first."""
-    found = conn.execute(
-        sa.select(EVENTS).where(EVENTS.c.sandbox_id == sandbox_id, EVENTS.c.seq > after).order_by(EVENTS.c.seq).limit(limit)
-    )
+def events_of(conn: sa.Connection, sandbox: Sandbox, *, after: int, limit: int) -> Sequence[sa.RowMapping]:
+    """A sandbox's history after `after`, oldest first. What came before it was its team's is not of it."""
+    mine = EVENTS.c.sandbox_id == sandbox.id, EVENTS.c.team_id == sandbox.team_id, EVENTS.c.seq > after
+    found = conn.execute(sa.select(EVENTS).where(*mine).order_by(EVENTS.c.seq).limit(limit))
     return list(found.mappings())
 
 

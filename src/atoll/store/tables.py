@@ -280,9 +280,25 @@ SANDBOXES: Final = sa.Table(
     sa.Column("life_s", sa.Float),
     sa.Column("save_mode", sa.Text),
     sa.Column("unresponsive", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("claimable", sa.Text),
     sa.UniqueConstraint("team_id", "request_id"),
     sa.Index("ix_sandboxes_team_state", "team_id", "state", "started_at"),
     sa.Index("ix_sandboxes_state_released", "state", "released_at"),
+)
+
+WARM_POLICIES: Final = sa.Table(
+    "warm_policies",
+    METADATA,
+    sa.Column("template_id", sa.Text, primary_key=True),
+    sa.Column("class_name", sa.Text, primary_key=True),
+    sa.Column("cpu_millis", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("memory_mib", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("disk_mib", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("count", sa.Integer, nullable=False),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("updated_at", sa.Float, nullable=False),
+    sa.Column("short_since", sa.Float),
+    sa.Column("problem", sa.Text),
 )
 
 PLACEMENTS: Final = sa.Table(

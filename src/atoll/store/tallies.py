@@ -17,6 +17,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from atoll.domain.sandbox import TERMINAL, Sandbox
+from atoll.domain.warmth import OWN_TEAM
 from atoll.planning import admission
 from atoll.planning.admission import Limits, Usage
 from atoll.store.prepared import Prepared
@@ -55,6 +56,11 @@ _ADDED_FOR_ONE: Final = Prepared(
 """The same for one sandbox, in all of its scopes: every create and every end runs it."""
 
 
+def _counts(team_id: str) -> bool:
+    """Whether a team's sandboxes are counted. What is made ahead is the operator's own choice, and counts from when somebody has claimed it."""
+    return team_id != OWN_TEAM
+
+
 def admit(conn: sa.Connection, *, team_id: str, client_id: str, limits: Limits) -> None:
     """Whether one more sandbox may be made; call it in the transaction that makes it, and before. *Errors*: as planning.admission.admit."""
     scopes = _scopes(team_id, client_id)
@@ -90,6 +96,8 @@ def forgotten(conn: sa.Connection, gone: Iterable[tuple[str, str, str]]) -> None
     """Records of ended sandboxes are gone: (sandbox, team, client) of each."""
     fewer: Counter[tuple[int, str, int]] = Counter()
     for sandbox_id, team_id, client_id in gone:
+        if not _counts(team_id):
+            continue
         for place, scope in enumerate(_scopes(team_id, client_id)):
             fewer[place, scope, _slot(sandbox_id)] += 1
     _lower(conn, fewer)
@@ -99,10 +107,12 @@ def recount(conn: sa.Connection) -> None:
     """Count the rows themselves, and let the tallies say that. Only while nobody else writes."""
     conn.execute(sa.delete(TALLIES))
     living = sa.func.coalesce(sa.func.sum(sa.case((SANDBOXES.c.state.in_(_TERMINAL), 0), else_=1)), 0)
-    of_all = sa.select(sa.literal(DEPLOYMENT), sa.literal(0), sa.literal(0), living, sa.func.count(SANDBOXES.c.id))
+    counted_ones = SANDBOXES.c.team_id != OWN_TEAM
+    of_all = sa.select(sa.literal(DEPLOYMENT), sa.literal(0), sa.literal(0), living, sa.func.count(SANDBOXES.c.id)).where(counted_ones)
     conn.execute(sa.insert(TALLIES).from_select(_COLUMNS, of_all))
     for place, scope in ((1, SANDBOXES.c.team_id), (2, SANDBOXES.c.client_id)):
-        counted = sa.select(scope, sa.literal(0), sa.literal(place), living, sa.func.count(SANDBOXES.c.id)).group_by(scope)
+        counted = sa.select(scope, sa.literal(0), sa.literal(place), living, sa.func.count(SANDBOXES.c.id))
+        counted = counted.where(counted_ones).group_by(scope)
         conn.execute(sa.insert(TALLIES).from_select(_COLUMNS, counted))
 
 
@@ -134,6 +144,8 @@ def _complete(conn: sa.Connection, scopes: list[str]) -> None:
 
 
 def _add(conn: sa.Connection, sandbox: Sandbox, *, living: int, records: int) -> None:
+    if not _counts(sandbox.team_id):
+        return
     of_these = _named(_scopes(sandbox.team_id, sandbox.client_id))
     _ADDED_FOR_ONE.run(conn, {**of_these, "slot": _slot(sandbox.id), "living": living, "records": records})
 

@@ -80,6 +80,7 @@ IMAGE_KEYS_FOLLOWED: Final = "image.keys_followed"
 ARTIFACTS_NOT_COLLECTED: Final = "artifacts.not_collected"
 BUILD_FAILED: Final = "build.failed"
 BUILD_TAKEN_OVER: Final = "build.taken_over"
+WARM_NOT_KEPT: Final = "warm.not_kept"
 
 # what operators are told
 ALERT_RAISED: Final = "alert.raised"

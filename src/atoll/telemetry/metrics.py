@@ -69,6 +69,12 @@ HTTP: Final = Spec(
 )
 EVENT_STREAMS: Final = Spec("atoll_event_streams", "Streams of events that are open.")
 ALERTS_RAISED: Final = Spec("atoll_alerts_raised_total", "Alerts that this process has raised.", (("kind", "kinds of docs/RUNBOOK.md"),))
+WARM_CLAIMS: Final = Spec(
+    "atoll_warm_claims_total",
+    "Creates of kinds that are kept warm.",
+    (("result", "`claimed`: it took over a guest that was ready, `none`: there was none"),),
+)
+WARM_GIVEN_UP: Final = Spec("atoll_warm_given_up_total", "Guests made ahead that went because a create found no room.")
 
 # measured
 PHASES: Final = Spec(
@@ -108,6 +114,8 @@ IMAGE_USES: Final = Spec(
     "Starts on hosts since their agents began, by their newest polls, summed over the deployment.",
     (("how", "`hit`: the image was ready, `fetched`: it was not"),),
 )
+WARM_GUESTS: Final = Spec("atoll_warm_guests", "Guests that are made ahead and nobody's yet.", (_STATE,))
+WARM_SHORT: Final = Spec("atoll_warm_short", "How many more of them should be ready by the policies.")
 WAITING: Final = Spec(
     "atoll_queue_length",
     "How many wait: `store` for a commit, `polls` are parked, `creates` for readiness, `edges` follow routes, `requests` are in flight.",
@@ -120,7 +128,7 @@ CPU: Final = Spec("process_cpu_seconds_total", "CPU that the process has used.")
 
 COUNTERS: Final = (
     CREATES, READY, RELEASES, ENDED, CREATE_REFUSED, PLACEMENT_REFUSED, REPLACED, PASSES, COMMITS, CHANGES, STORE_ERRORS, AGENT_CALLS,
-    HTTP, ALERTS_RAISED, CPU,
+    HTTP, ALERTS_RAISED, WARM_CLAIMS, WARM_GIVEN_UP, CPU,
 )  # fmt: skip
 HISTOGRAMS: Final = (PHASES, COMMIT_SECONDS, HTTP_SECONDS)
 GAUGES: Final = (
@@ -132,6 +140,8 @@ GAUGES: Final = (
     IMAGE_BYTES,
     IMAGE_ENTRIES,
     IMAGE_USES,
+    WARM_GUESTS,
+    WARM_SHORT,
     WAITING,
     EVENT_STREAMS,
     INFO,

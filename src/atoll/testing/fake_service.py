@@ -34,6 +34,7 @@ from atoll.control.service import (
     Page,
     Query,
     UsagePoint,
+    WarmView,
     Why,
     revision_mismatch,
 )
@@ -50,6 +51,7 @@ from atoll.planning.placing import Advert, explain
 from atoll.planning.resolve import CreateRequest, class_of, resolve, template_of
 from atoll.testing.fake_keeping import FakeKeeping
 from atoll.testing.fake_resting import FakeResting
+from atoll.testing.fake_warmth import FakeWarmth
 from atoll.wire import agent as wire
 from atoll.wire import deployment as deployment_document
 from atoll.wire import normal_form
@@ -94,6 +96,7 @@ class FakeService(FakeResting, FakeKeeping):
         self._teams: dict[str, Team] = {}
         self._clients: dict[str, Client] = {}
         self._sandboxes: dict[str, Sandbox] = {}
+        self._warmth = FakeWarmth()
         self.unresponsive = set()
         self.kept = {}
         self.recorded: list[EventRecord] = []
@@ -354,6 +357,13 @@ class FakeService(FakeResting, FakeKeeping):
 
     def isolated_by(self, sandbox: Sandbox) -> str | None:
         return "fake full" if sandbox.host_id is not None else None
+
+    async def warm_policies(self, caller: Caller) -> Sequence[WarmView]:
+        return self._warmth.all(caller)
+
+    async def keep_warm(self, caller: Caller, reference: str, request: CreateRequest, *, count: int) -> WarmView:
+        template = await self.template(caller, reference)
+        return self._warmth.put(caller, template, request, count=count, now=self.now())
 
     async def hosts(self, caller: Caller) -> Sequence[HostView]:
         if not caller.operator:

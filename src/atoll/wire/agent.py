@@ -79,6 +79,8 @@ class HostFacts(Message):
     cpu_count: int = Field(ge=1)
     memory_mib: int = Field(ge=1)
     disk_mib: int = Field(ge=1)
+    claims: bool = False
+    """Whether the agent knows what `Command.claimed` asks; one that does not would call a guest ready that has got nothing."""
     boot_id: str = ""
     """Of the kernel; a change means that every sandbox of the host is gone."""
 
@@ -301,6 +303,9 @@ class Command(Message):
     timeout_s: float | None = Field(default=None, ge=0)
     """How long the guest lives from when it is ready: counted by the agent, which ends it by itself where control names no newer end.
     None: it has been ready before, and keeps the end that it has. One that comes back from rest has a new one."""
+    claimed: bool = False
+    """For ensure_running: the guest runs already, made ahead and for nobody. It gets this command's payload by another init, and its life
+    counts from then."""
     carried_out: bool = False
     """Control has seen it carried out: an agent that does not know it has lost its memory, and takes the guest over or says that it is
     lost, but begins no other in its place. Not part of the digest: it is about control's knowledge, not about what is wanted."""

@@ -183,6 +183,7 @@ class DeploymentPart(ClientPart):
     records: Limit = None
     registered_hosts: Limit = None
     active_hosts: Limit = None
+    warm_guests: Limit = None
 
 
 class Limits(Part):
@@ -362,7 +363,7 @@ def _meant(whole: Whole) -> Deployment:
         deployment=replace(
             own.deployment,
             requests=_rate(total, own.deployment.requests),
-            **_written(total, "sandboxes", "records", "registered_hosts", "active_hosts"),
+            **_written(total, "sandboxes", "records", "registered_hosts", "active_hosts", "warm_guests"),
         ),
         teams={name: _team(part, every_team) for name, part in whole.teams.items()},
         public_repositories=whole.registry.public,

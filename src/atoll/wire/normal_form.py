@@ -54,6 +54,7 @@ def normal(deployment: Deployment) -> dict[str, Tree]:
             sandboxes=total.sandboxes,
             records=total.records,
             registered_hosts=total.registered_hosts,
+            warm_guests=total.warm_guests,
             active_hosts=total.active_hosts,
         ),
     }

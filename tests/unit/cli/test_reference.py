@@ -33,7 +33,7 @@ def test_all_that_people_use_is_in_it() -> None:
     assert found == {
         "up", "down", "status", "env", "doctor", "top", "alert list", "audit", "events", "support bundle", "backup create", "backup restore", "backup restored",
         "sandbox create", "sandbox pause", "sandbox suspend", "sandbox resume", "sandbox snapshot", "sandbox fork", "snapshot list", "snapshot rm", "sandbox list", "sandbox get", "sandbox exec", "sandbox shell", "sandbox cp", "sandbox logs", "sandbox events", "sandbox rm",
-        "template list", "template get", "template build", "template import", "template push", "template delete", "host list", "host get", "host activate", "host drain", "host disable", "host reset", "host recount", "host enrollment-token create", "agent join", "agent register", "agent setup", "agent doctor", "agent status", "agent run", "agent leave", "control listen", "control close", "key create", "key list", "key revoke",
+        "template list", "template get", "template build", "template import", "template push", "template delete", "template warm", "host list", "host get", "host activate", "host drain", "host disable", "host reset", "host recount", "host enrollment-token create", "agent join", "agent register", "agent setup", "agent doctor", "agent status", "agent run", "agent leave", "control listen", "control close", "key create", "key list", "key revoke",
         "config show", "config history", "config check", "config apply", "sandbox why", "host why", "sandbox authorize-replacement", "registry status", "registry gc",
         "image ls", "image verify", "image prune", "image pin", "image unpin", "image limit", "image gc", "image key show", "image key rotate", "image key retire",
     }  # fmt: skip

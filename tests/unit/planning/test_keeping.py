@@ -14,6 +14,7 @@ from atoll.domain.deployment import DEFAULT_CLASSES
 from atoll.domain.snapshot import TERMINAL, Purpose, Snapshot, State, held_disk_mib
 from atoll.domain.spec import Isolation, Origin, SaveMode, Spec
 from atoll.planning import beginning, keeping
+from atoll.planning.claiming import pool_of
 from atoll.planning.keeping import Absent, Kept, NotKept
 from atoll.planning.resolve import CreateRequest, resolve
 from tests.builders import NOW, sandbox
@@ -177,3 +178,11 @@ def test_a_class_takes_what_is_stronger_where_it_says_so() -> None:
         else:
             with pytest.raises(Refused):
                 beginning.check_class(snapshot(State.READY), policy)
+
+
+def test_a_head_start_leaves_a_create_in_its_pool_and_a_snapshot_does_not() -> None:
+    spec = replace(SPEC, tmp_on_disk=False)
+    started = replace(spec, origin=Origin("snp_x", SaveMode.FULL, or_boot=True), prefer_host="hst_x")
+    assert pool_of(started) == pool_of(spec)
+    assert pool_of(spec) is not None
+    assert pool_of(replace(spec, origin=Origin("snp_x", SaveMode.FULL))) is None

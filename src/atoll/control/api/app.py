@@ -24,6 +24,7 @@ from atoll.control.api.v1.context import CALLER_KEY, REQUEST_ID_KEY, response_of
 from atoll.control.api.v1.direct import Direct
 from atoll.control.api.v1.operations import OperationsApi
 from atoll.control.api.v1.snapshots import Snapshots
+from atoll.control.api.v1.warm import WarmApi
 from atoll.control.builds.builds import Builds
 from atoll.control.metering import Meter
 from atoll.control.operations import Operations
@@ -88,7 +89,7 @@ def build_app(  # noqa: PLR0913 - a composition
     )
     of_sandboxes = sandboxes.Sandboxes(service, settings)
     kept = Snapshots(service, settings)
-    served = (kept, config.Config(service), imports.Imports(service), hosts.HostsApi(service), OperationsApi(operations))
+    served = (kept, config.Config(service), imports.Imports(service), WarmApi(service), hosts.HostsApi(service), OperationsApi(operations))
     of_deployment = deployment.Deployment(service, settings, ready, replicas)
     routers = [of_sandboxes.router(), of_sandboxes.dry_run(), of_deployment.router(), *(one.router() for one in served)]
     # As they are: including a router makes each of its routes a second time.
@@ -125,6 +126,7 @@ AUDITED: Final = {
     "createKey": (Action.KEY_CREATE, None),
     "revokeKey": (Action.KEY_REVOKE, "key_id"),
     "applyConfig": (Action.CONFIG_APPLY, None),
+    "keepWarm": (Action.TEMPLATE_WARM, "reference"),
 }
 """What is kept of a refusal, too: operation → action, and the path's parameter that names its subject."""
 

@@ -67,6 +67,7 @@ TABLE: Final[Mapping[Code, Row]] = {
     Code.CLIENT_SANDBOX_QUOTA: _QUOTA,
     Code.DEPLOYMENT_RECORDS_QUOTA: _QUOTA,
     Code.ACTIVE_HOST_QUOTA: _QUOTA,
+    Code.WARM_QUOTA: _QUOTA,
     # All that ends a create comes after its patience, so the client's own retries would only triple the wait.
     Code.NO_CAPACITY: _BUSY,
     Code.INSUFFICIENT_CPU: _BUSY,

@@ -24,8 +24,8 @@ from atoll.control.metering import Meter
 from atoll.domain import history
 from atoll.domain.host import Admin, Health, health
 from atoll.domain.operations import Alert, Raised
-from atoll.planning.alerting import REFUSED_S, HostFacts, RefusedImage, StoreFacts, Troubled, wrong
-from atoll.store import operations
+from atoll.planning.alerting import REFUSED_S, HostFacts, RefusedImage, StoreFacts, Troubled, WarmShort, wrong
+from atoll.store import operations, warmth
 from atoll.store.engine import Store
 from atoll.store.operations import AlertRow, Told
 from atoll.telemetry import events as names
@@ -75,12 +75,12 @@ class Alerts:
         store = self._store_facts()
         self.unkept = wrong(hosts, (), store, now=now)
 
-        def look(conn: sa.Connection) -> tuple[Sequence[Troubled], Sequence[RefusedImage]]:
+        def look(conn: sa.Connection) -> tuple[Sequence[Troubled], Sequence[RefusedImage], Sequence[WarmShort]]:
             refused = operations.refused_images(conn, since=now - REFUSED_S)
-            return [*operations.troubled(conn), *operations.blocked(conn, unheard)], refused
+            return [*operations.troubled(conn), *operations.blocked(conn, unheard)], refused, warmth.short(conn)
 
-        sandboxes, refused = await self.store.read(look)
-        self.unkept = found = wrong(hosts, sandboxes, store, now=now, refused=refused)
+        sandboxes, refused, short = await self.store.read(look)
+        self.unkept = found = wrong(hosts, sandboxes, store, now=now, refused=refused, short=short)
         if found == self._kept and self.clock.boot() - self._confirmed_at < CONFIRM_S:
             self.unkept = []
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,9 +30,10 @@ from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Condition, Sandbox, State
 from atoll.planning.reconcile import advance, wants_placing
 from atoll.planning.stimuli import Facts, NoRoom, Stimulus, Tick
-from atoll.store import facts, operations
+from atoll.store import facts, operations, warmth
 from atoll.store.engine import Store
 from atoll.store.hints import Shared
+from atoll.store.payloads import Sealed
 from atoll.telemetry import events as names
 from atoll.telemetry.log import current_request, get_logger
 
@@ -68,6 +69,8 @@ class Reconciler:
     meter: Meter = field(default_factory=Meter)
     waiting: dict[str, Sandbox] = field(default_factory=dict)
     """Sandboxes that wait for room, as far as this process knows (`loops/waiting.py`)."""
+    shortage: Callable[[Sandbox], None] = lambda _: None
+    """Told of each sandbox for which no host has room."""
     next_look_at: float = math.inf
     """When the deadlines are looked at in any case; later ones need not be told."""
     doubtful: set[str] = field(default_factory=set)
@@ -257,6 +260,27 @@ class Reconciler:
         assert isinstance(placed, tuple)
         return placed[0]
 
+    async def claim(
+        self,
+        wanted: Sandbox,
+        among: Sequence[str],
+        *,
+        payload: Callable[[str], tuple[Sealed, str]],
+        admit: Callable[[sa.Connection, Sandbox], None],
+    ) -> facts.Committed | None:
+        """Give a create one of these guests, made ahead; None: somebody else has all of them. *Errors*: those of `admit`."""
+        now, request_id = self.clock.now(), current_request()
+
+        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
+            done = warmth.claim(conn, wanted, among, payload=payload, admit=admit, now=now, ids=self.event_id, request_id=request_id)
+            return done, self._used(conn, done)
+
+        def doubt() -> None:
+            for sandbox_id in among:
+                self.doubt(sandbox_id)
+
+        return (await self.store.write(work, tell=self._told, doubt=doubt))[0]
+
     async def place(self, sandbox: Sandbox) -> facts.Committed | None:
         """One host is asked, the best first; or, when none is left, that is recorded. None when there is no such sandbox."""
         done, _ = await self._committed(sandbox.id, self._placing(sandbox), self._told)
@@ -275,6 +299,7 @@ class Reconciler:
         if chosen is None:
             shortage = self.directory.shortage(sandbox.spec, now=now)
             self.meter.left_out({name.value: hosts for name, hosts in shortage.removed.items()})
+            self.shortage(sandbox)
             return self._applying(sandbox.id, NoRoom(shortage.text), now=now)
         placement = Placement(
             id=PlacementId(new_id(Prefix.PLACEMENT, self.dice)),

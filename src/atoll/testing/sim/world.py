@@ -112,7 +112,7 @@ class Host:
 
     def facts(self) -> wire.HostFacts:
         """What its agent finds out about it."""
-        return wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=4096, disk_mib=20000, boot_id=f"{self.name}-{self.boots}")
+        return wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=4096, disk_mib=20000, boot_id=f"{self.name}-{self.boots}", claims=True)
 
 
 @dataclass(slots=True)

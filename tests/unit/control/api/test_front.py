@@ -326,6 +326,8 @@ async def test_operation_ids_are_stable(api) -> None:
         "deleteTemplate": "DELETE /v1/templates/{reference}",
         "beginTemplateImport": "POST /v1/template-imports",
         "listTemplateImports": "GET /v1/template-imports",
+        "listWarm": "GET /v1/warm",
+        "keepWarm": "PUT /v1/templates/{reference}/warm",
         "getTemplateImport": "GET /v1/template-imports/{import_id}",
         "listHosts": "GET /v1/hosts",
         "getHost": "GET /v1/hosts/{reference}",

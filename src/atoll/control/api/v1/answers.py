@@ -243,6 +243,7 @@ def host(view: HostView) -> Json:
         "capacity": amount(one.capacity),
         "used": amount(view.used),
         "sandboxes": view.sandboxes,
+        "warm": view.warm,
         "problems": list(one.problems),
         "conditions": [
             {"id": name, "detail": detail}

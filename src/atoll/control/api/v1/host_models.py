@@ -129,6 +129,7 @@ class Host(Outgoing):
     capacity: Amount
     used: Amount
     sandboxes: int
+    warm: Annotated[int, Field(description="Of these sandboxes, guests that are made ahead and nobody's yet")] = 0
     problems: list[str]
     conditions: list[HostCondition]
     registered: Registered | None
