@@ -15,13 +15,13 @@ import contextlib
 import fcntl
 import grp
 import hashlib
+import importlib.util
 import json
 import os
 import platform
 import stat
 import subprocess
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,18 +191,10 @@ def _make_current(final: Path) -> None:
 
 
 def _bootstrap(rootfs: Path, reporter: Reporter) -> None:
-    recipe = tomllib.loads((RECIPE / "recipe.toml").read_text())
+    made_by = _bootstrapper()
+    recipe = made_by.recipe()
     sources, keyring_problem = _sources(recipe)
-    options = [
-        f"--variant={recipe['variant']}",
-        f"--architectures={_architecture()}",
-        f"--include={','.join(recipe['packages'])}",
-        '--aptopt=Apt::Install-Recommends "false"',
-        '--aptopt=Acquire::Languages "none"',
-        *[f"--aptopt={line}" for line in _proxy_settings()],
-        *[f"--dpkgopt=path-exclude={pattern}" for pattern in recipe["exclude"]],
-        *[f"--dpkgopt=path-include={pattern}" for pattern in recipe["include"]],
-    ]
+    options = made_by.options(recipe, _architecture(), _proxy_settings())
     private = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = ["nice", *private, "mmdebstrap", "--mode=root", "--format=directory", *options, recipe["suite"], rootfs, *sources]
     reporter.run(
@@ -212,6 +204,16 @@ def _bootstrap(rootfs: Path, reporter: Reporter) -> None:
         drop_env=("TMPDIR",),
     )
     reporter.run([*private, RECIPE / "customize.sh", rootfs], todo="deploy/templates/base/customize.sh fits its package list no longer")
+
+
+def _bootstrapper() -> Any:
+    """The recipe's own program, which builds in sandboxes run, too."""
+    spec = importlib.util.spec_from_file_location("bootstrap", RECIPE / "bootstrap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _architecture() -> str:

@@ -25,6 +25,13 @@ def name(product: Product) -> Iterator[str]:
         product.call("DELETE", f"/templates/{alias}")
 
 
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the command line remembers of earlier pushes is each test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "atoll" / "pushed.json"
+
+
 def push(product: Product, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     # Named outright: whoever runs the tests may have another instance in the environment.
     kept = {**os.environ, **product.environment, "ATOLL_API_URL": product.url, "ATOLL_API_KEY": product.key, **environment}
@@ -118,3 +125,30 @@ def test_a_template_goes_out_in_its_layers_and_what_is_shared_goes_once(product:
     with Sandbox.create(template=f"{name}-back", timeout=60) as sandbox:
         shown = sandbox.commands.run("cat /srv/own; stat -c %U /srv/own; readlink /srv/link; stat -c %s /srv/shared; sudo id -un")
         assert shown.stdout == "one\nuser\nshared\n3145728\nroot\n"
+
+
+def test_a_base_that_was_packed_once_is_not_packed_again(product: Product, name: str, memory: Path) -> None:
+    address = product.url.removeprefix("http://")
+    first, other = (f"default/{uuid4().hex[:8]}" for _ in range(2))
+    Template.build(Template().from_template("base").run_cmd("echo one >/srv/own", user="root"), name, cpu_count=1, memory_mb=512)
+
+    def pushed(repository: str, tag: str) -> tuple[str, list[str]]:
+        ran = push(product, name, f"{address}/{repository}:{tag}")
+        assert ran.returncode == 0, ran.stderr
+        bearer = token(product, f"repository:{repository}:pull")
+        manifest = ask(product, "GET", f"/v2/{repository}/manifests/{tag}", bearer).json()
+        return ran.stderr, [one["digest"] for one in manifest["layers"]]
+
+    said, layers = pushed(first, "one")
+    assert "packing base" in said
+    for repository, tag in ((first, "two"), (other, "one"), (other, "two")):
+        said, same = pushed(repository, tag)
+        assert "packing" not in said, f"{repository}:{tag}"
+        assert same == layers
+    # What it remembers may be wrong, or gone: then it is packed again, and is the same.
+    memory.write_text(memory.read_text().replace(layers[0], "sha256:" + "0" * 64))
+    said, same = pushed(first, "three")
+    assert "packing base" in said
+    assert same == layers
+    memory.write_text("{")
+    assert pushed(first, "four")[1] == layers

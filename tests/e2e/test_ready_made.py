@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+from e2b import Sandbox
 from e2b_code_interpreter import Sandbox as Interpreter
 from e2b_desktop import Sandbox as Desktop
 
@@ -225,3 +226,38 @@ def test_a_desktop_is_streamed_to_those_with_its_key(product: Product, desktop: 
     assert answer.stdout == "101"
     desktop.stream.stop()
     assert desktop.commands.run("pgrep -x x11vnc || echo gone").stdout == "gone\n"
+
+
+def test_base_is_built_from_its_recipe(product: Product, trusting: str) -> None:
+    name = "base-by-a-build"
+    build(product, name, RECIPES / "base", "--build-arg", f"BUILDER={trusting}", "--cpu", "2", "--memory-mib", "2048")
+    asked = "dpkg-query -W -f '${Package}=${Version}\\n'; id; sudo id -u; python --version; git --version; stat -c '%A %U %n' /tmp /home/user /usr/bin/sudo"
+    try:
+        said = []
+        for template in ("base", name):
+            with Sandbox.create(template, timeout=300) as sandbox:
+                said.append(sandbox.commands.run(asked).stdout)
+        assert said[1] == said[0], "the set-up's base and the build's are the same system"
+    finally:
+        product.call("DELETE", f"/templates/{name}")
+
+
+def test_kernels_are_started_ahead(product: Product, interpreter: None) -> None:
+    sandbox = Interpreter.create(timeout=300)
+    try:
+        events = product.call("GET", f"/v1/sandboxes/{sandbox.sandbox_id}/events").json()["items"]
+        said = {one["type"]: one["data"] for one in events}
+        assert said["sandbox.accepted"]["head_start"].startswith("snp_"), said
+        assert "reason" not in said["sandbox.ready"], said
+        # Its kernel is older than it is, and knows the sandbox's own environment all the same.
+        assert sandbox.run_code("import os; os.environ['E2B_SANDBOX_ID']").text == sandbox.sandbox_id
+        other = Interpreter.create(timeout=300)
+        try:
+            sandbox.run_code("mine = 1")
+            assert other.run_code("mine").error is not None, "one sandbox's cells are not another's"
+            draws = {one.run_code("import uuid; str(uuid.uuid4())").text for one in (sandbox, other)}
+            assert len(draws) == 2
+        finally:
+            other.kill()
+    finally:
+        sandbox.kill()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from atoll.drivers.oci.saves import SNAPSHOTS
 from atoll.programs import identity
 from atoll.programs.layout import BINARIES, Layout
 from tests.instance.survival import Client
@@ -99,7 +100,11 @@ class Instance:
                     continue
                 if str(self.home) in words or f"ATOLL_HOME={self.home}\0" in variables:
                     found.append(f"process {process.name} {words}")
-        found += [f"directory {path}" for path in self.layout.sandboxes.iterdir() if path.is_dir()]
+        found += [
+            f"directory {path}"
+            for path in self.layout.sandboxes.iterdir()
+            if path.is_dir() and (path.name != SNAPSHOTS or any(path.iterdir()))
+        ]
         return found
 
 

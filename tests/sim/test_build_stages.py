@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from atoll.control.builds.steps import PASSING
-from tests.sim.test_builds import Shop, begin, built, ended, image_of, request, run, shop, status, world
+from tests.sim.shop import Shop
+from tests.sim.test_builds import begin, built, ended, image_of, request, run, shop, status, world
 from tests.sim.world import World
 
 __all__ = ["shop", "world"]

@@ -11,7 +11,8 @@ import pytest
 from atoll.control.builds import builder
 from atoll.control.builds import builds as module
 from tests.sim.duo import Duo, duo
-from tests.sim.test_builds import Shop, begin, code_of, ended, image_of, request, run, status
+from tests.sim.shop import Shop
+from tests.sim.test_builds import begin, code_of, ended, image_of, request, run, status
 
 
 @pytest.fixture

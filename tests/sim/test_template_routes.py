@@ -9,7 +9,8 @@ from typing import Any
 import jwt
 import pytest
 
-from tests.sim.test_builds import Shop, built, ended, run
+from tests.sim.shop import Shop
+from tests.sim.test_builds import built, ended, run
 from tests.sim.world import World
 
 DOCKERFILE = "FROM debian\nRUN true\n"

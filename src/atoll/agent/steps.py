@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from atoll.agent.backoff import Backoff
@@ -38,7 +39,7 @@ from atoll.base.ids import Dice
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
 from atoll.domain.spec import Isolation, OnEnd, OnExit, OnLeaseExpiry, SaveMode
-from atoll.drivers.port import Driver, Power, Seen
+from atoll.drivers.port import Driver, Order, Power, Seen
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 
@@ -52,6 +53,8 @@ VERSION_MAX: Final = 64
 """Of what a guest says of its version: it goes into every observation."""
 _MET: Final = frozenset({Observed.RUNNING, Observed.SAVING, Observed.ERROR})
 """As what a guest is on record that was ready once, and is neither at rest nor to be begun again."""
+_NO_HEAD_START: Final = frozenset({Code.SNAPSHOT_UNAVAILABLE, Code.START_FAILED, Code.RESUME_FAILED, Code.NOT_SUPPORTED})
+"""As what a driver refuses to begin a guest from a moment, and may well boot it."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
@@ -131,7 +134,7 @@ class Steps:
             return
         await asyncio.sleep(restart_pause_s(record))
         try:
-            address = await self._start(record)
+            address, booted = await self._start(record)
             with self._slow(placement_id, Observed.RUNNING):
                 version = await self._meet(record, address)
         except GuestEnded as error:
@@ -145,7 +148,8 @@ class Steps:
         def ready(now: Record) -> Record | None:
             if now.ended_by is not None or now.desired is not Kind.ENSURE_RUNNING:
                 return None
-            after = seen(now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version)
+            why = {"reason": Code.SNAPSHOT_UNAVAILABLE, "detail": booted} if booted is not None else {}
+            after = seen(now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version, **why)
             # In the same commit: whoever hears that it is ready can rely on its end, though control were never heard of again.
             return with_own_end(after, ready_boot=self._clock.boot(), anew=at_rest(now) or is_claimed(record))
 
@@ -176,28 +180,45 @@ class Steps:
         payload = await self._vault.payload(record.placement_id, record.blueprint.payload_ref)
         return init_of(record, payload, clock=self._clock, dice=self._dice)
 
-    async def _start(self, record: Record) -> str:
-        """Where the guest of this placement listens, started if it is not running."""
+    async def _start(self, record: Record) -> tuple[str, str | None]:
+        """Where the guest of this placement listens, started if it is not running; and why it was booted in place of its head start."""
         driver = self._driver(record)
         placement_id = record.placement_id
-        found = await self._found(record, driver)
+        found, booted = await self._found(record, driver), None
         if found is None or not found.lives:
-            order = order_of(record)
             with self._slow(placement_id, Observed.PREPARING):
                 await self._starts.acquire()
             try:
-                with self._slow(placement_id, Observed.PREPARING):
-                    await driver.prepare(order)
-                if not self.may_start(record):
-                    raise Refused(Code.LEASE_EXPIRED, "the host's lease has run out before this guest was started")
-                with self._slow(placement_id, Observed.STARTING):
-                    found = await driver.start(order)
+                found, booted = await self._begin(record, driver)
             finally:
                 self._starts.release()
         self.inherited.discard(placement_id)
         if found.address is None:
             raise Refused(Code.START_FAILED, "the driver does not say where the guest listens")
-        return found.address
+        return found.address, booted
+
+    async def _begin(self, record: Record, driver: Driver) -> tuple[Seen, str | None]:
+        """Its guest, begun from its spec's origin where there is one; where that is a head start that cannot be had, booted, and why."""
+        order = order_of(record)
+        origin = order.spec.origin
+        try:
+            return await self._begun(record, driver, order), None
+        except Refused as error:
+            if origin is None or not origin.or_boot or error.code not in _NO_HEAD_START:
+                raise
+            code, detail = explain(error)
+            log.warning(
+                events.HEAD_START_FAILED, placement_id=record.placement_id, snapshot_id=origin.snapshot_id, code=code, message=detail
+            )
+        return await self._begun(record, driver, replace(order, spec=replace(order.spec, origin=None))), f"{code}: {detail}"
+
+    async def _begun(self, record: Record, driver: Driver, order: Order) -> Seen:
+        with self._slow(record.placement_id, Observed.PREPARING):
+            await driver.prepare(order)
+        if not self.may_start(record):
+            raise Refused(Code.LEASE_EXPIRED, "the host's lease has run out before this guest was started")
+        with self._slow(record.placement_id, Observed.STARTING):
+            return await driver.start(order)
 
     async def _found(self, record: Record, driver: Driver) -> Seen | None:
         """The guest that there is, brought back from rest where it was; None: there may be none yet. *Errors*: GuestEnded."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from atoll.base.errors import Code, Refused
-from atoll.cli import output
+from atoll.cli import output, secrets
 from atoll.cli.context import ignoring
 from atoll.cli.dockerfile.reading import read
 from atoll.cli.dockerfile.stages import Built, Copied, Mounted, Ran, Stage, Step
+from atoll.cli.following import Pages
 from atoll.cli.output import JsonOption
 from atoll.cli.sending import Parcel, parcel
 from atoll.cli.session import session
@@ -36,6 +37,10 @@ def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as
     ready_command: Annotated[str | None, typer.Option(help="Ends well once the CMD is of use; sandboxes are ready then.")] = None,
     build_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of an ARG; may be repeated.")] = None,
     target: Annotated[str | None, typer.Option(help="The stage to build, by its name; else the last one.")] = None,
+    secret: Annotated[list[str] | None, typer.Option(help="id=ID,src=FILE or id=ID,env=VARIABLE, for RUN --mount=type=secret.")] = None,
+    ssh: Annotated[list[str] | None, typer.Option(help="ID=KEYFILE, or KEYFILE for `default`, for RUN --mount=type=ssh.")] = None,
+    username: Annotated[str | None, typer.Option(help="For the registry of the first image that the Dockerfile names.")] = None,
+    password_stdin: Annotated[bool, typer.Option("--password-stdin", help="Read the registry's password from standard input.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Take every step again.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,9 +55,15 @@ def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as
     built = read(text, dict(one.partition("=")[::2] for one in build_arg or ()), target=target)
     for note in built.notes if not as_json else ():
         typer.echo(note, err=True)
+    brought = secrets.brought(secret or (), ssh or ())
     with session() as api:
         asked = api.request_build({"name": name, "cpuCount": cpu, "memoryMB": memory_mib})
         recipe = {**document(api, str(asked["templateID"]), file, built, quiet=as_json), "force": no_cache}
+        if brought:
+            recipe["secrets"] = brought
+        if username is not None or password_stdin:
+            password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
+            recipe["fromImageRegistry"] = {"type": "registry", "username": username or "", "password": password}
         if built.start_command is not None:
             recipe["startCmd"] = built.start_command
         if ready_command is not None:
@@ -116,6 +127,8 @@ class _Sender:
 
     def _mounted(self, one: Mounted) -> dict[str, Any]:
         shown: dict[str, Any] = {"target": one.target, "owner": one.owner, "mode": one.mode}
+        if one.kind != "files":
+            return {**shown, "kind": one.kind, "id": one.id, "env": one.env, "required": one.required}
         if one.source is None:
             return shown
         if one.origin is not None:
@@ -140,13 +153,14 @@ class _Sender:
 def _follow(api: Api, asked: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Show the log as it grows, until the build has ended and all of it was shown."""
     shown = 0
+    pages = Pages(lambda line: print(line, file=sys.stderr), time.monotonic)
     while True:
         now = api.build_status(asked["templateID"], asked["buildID"], offset=shown)
-        for entry in now["logEntries"]:
-            if not quiet:
-                print(entry["message"], file=sys.stderr)
+        if not quiet:
+            pages.take([(entry.get("step") or "", entry["message"]) for entry in now["logEntries"]])
         shown += len(now["logEntries"])
         if now["status"] in ("ready", "error") and not now["logEntries"]:
+            pages.end()
             return now
         if not now["logEntries"]:
             time.sleep(POLL_S)

@@ -2,7 +2,8 @@
 
 Theory of operation. The template's own layers come from control, one after the other, and those that the registry has are not sent. What is
 below them, a ready-made image, has no layers: a sandbox of the template that it is is made, and its files come out as one tar through the
-guest, always in the same order, so that the next push has the same layer. A template whose ready-made image no template is any more goes
+guest, always in the same order, so that the next push has the same layer; which one that is is remembered (`packed.py`), and nothing is packed
+as long as the repository, or another one of that registry, has it. A template whose ready-made image no template is any more goes
 out as one layer, packed in the same way. What is mounted over the files (/proc, /dev, the guest agent) is left out. A layer waits in a
 temporary file until its digest is known and it is sent; the sandbox is gone before that. Environment, user, directory and start command of
 the template are the image's configuration.
@@ -27,6 +28,7 @@ from atoll.base.errors import Code, Refused
 from atoll.base.secret import Secret
 from atoll.cli import completion, output
 from atoll.cli.output import JsonOption
+from atoll.cli.packed import Remembered, recall, remember
 from atoll.cli.session import session
 
 if TYPE_CHECKING:
@@ -113,10 +115,15 @@ class _Sender:
             if ready is not None or image["base"] is None:
                 below, own = ready, image["layers"]
         tars, processor = [], str(image["architecture"])
-        if below is not None:
+        if below is not None and (known := self._known(below)) is not None:
+            processor = known.processor
+            tars.append(known.tar_digest)
+        elif below is not None:
             with tempfile.TemporaryFile() as file:
                 packed, processor = _packed(self.api, below, cast("IO[bytes]", file), quiet=self.quiet)
                 self._one(LAYER, packed.digest, packed.size, cast("IO[bytes]", file))
+                made = Remembered(packed.digest, packed.size, packed.tar_digest, processor)
+                remember(_age(below), made, self.registry.repository)
                 tars.append(packed.tar_digest)
         for one in own:
             if self.registry.has(one["digest"]):
@@ -127,6 +134,20 @@ class _Sender:
                     self._one(one["mediaType"], one["digest"], one["sizeBytes"], cast("IO[bytes]", file))
             tars.append(one["tarDigest"])
         return tars, processor
+
+    def _known(self, below: dict[str, Any]) -> Remembered | None:
+        """The layer that it was packed as before, where the repository has it, or takes it from another one of its registry."""
+        known = recall(_age(below))
+        if known is None:
+            return None
+        if not self.registry.has(known.digest):
+            here = self.registry.repository.partition("/")[0] + "/"
+            others = [one.removeprefix(here) for one in known.repositories if one.startswith(here)]
+            if not any(self.registry.mount(known.digest, other) for other in others):
+                return None
+        remember(_age(below), known, self.registry.repository)
+        self._note(LAYER, known.digest, known.size)
+        return known
 
     def _one(self, kind: str, digest: str, size: int, file: IO[bytes]) -> None:
         blob = self._note(kind, digest, size)
@@ -143,6 +164,11 @@ class _Sender:
 
         self.layers.append(Blob(kind, digest, size))
         return self.layers[-1]
+
+
+def _age(template: dict[str, Any]) -> str:
+    """By what it is known again: the same files, packed with the same times."""
+    return f"{template['image']} {template['updatedAt']}"
 
 
 def _password(*, stdin: bool) -> Secret | None:

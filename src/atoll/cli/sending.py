@@ -6,8 +6,10 @@ import bz2
 import hashlib
 import io
 import lzma
+import os
 import posixpath
 import shutil
+import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,8 +28,11 @@ from atoll.cli.dockerfile.stages import Copied
 
 BYTES_MAX: Final = 8 << 30
 TIMEOUT_S: Final = 60.0
-_GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
+GIT_S: Final = 600.0
+_BZIP2, _XZ, _ZSTD = b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
 _PIECE: Final = 1 << 20
+_MAGIC_BYTES: Final = 1 << 16
+_COMMIT_DIGITS_MIN: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,10 @@ class Parcel:
 def parcel(context: Path, one: Copied, ignored: Callable[[str], bool]) -> Iterator[Parcel]:
     """What is to be sent for a step. *Errors*: Refused INVALID_REQUEST, with the line."""
     try:
-        if one.content is not None:
+        if one.git:
+            with repository(one) as (place, commit):
+                yield _repository(one, place, commit)
+        elif one.content is not None:
             yield _alone(one, one.source, io.BytesIO(one.content.encode()), mode=0o644)
         elif one.source.startswith(URLS):
             with tempfile.TemporaryFile() as file:
@@ -121,15 +129,110 @@ def _download(one: Copied, file: IO[bytes]) -> str:
 def is_archive(path: Path) -> bool:
     """Whether ADD unpacks it: a tar, as it is or compressed. *Errors*: Refused INVALID_REQUEST of one that would be, and cannot."""
     with path.open("rb") as file:
-        begins = file.read(8)
-    if begins.startswith(_ZSTD):
-        raise Refused(
-            Code.INVALID_REQUEST, f"ADD {path.name}: archives of zstd are not supported", hint="Compress it with gzip or xz, or COPY it."
-        )
+        zstd = file.read(4) == _ZSTD
     try:
-        return tarfile.is_tarfile(path)
+        if not zstd:
+            return tarfile.is_tarfile(path)
+        with unpacked(path, _MAGIC_BYTES) as begins:
+            return _is_tar(begins)
     except (EOFError, OSError, lzma.LZMAError, ValueError):
         return False
+
+
+def _is_tar(file: IO[bytes]) -> bool:
+    """By its first header, where only its beginning is at hand."""
+    try:
+        tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), tarfile.ENCODING, "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
+@contextmanager
+def unpacked(path: Path, first: int | None = None) -> Iterator[IO[bytes]]:
+    """What a file of zstd holds, or so many bytes of its beginning, by the program of that name. *Errors*: Refused INVALID_REQUEST."""
+    if shutil.which("zstd") is None:
+        message = f"ADD {path.name}: the program zstd is needed to unpack it, and is not here"
+        raise Refused(Code.INVALID_REQUEST, message, hint="Install zstd, compress it with gzip or xz, or COPY it.")
+    with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as said:
+        with subprocess.Popen(["zstd", "-dcq", "--", str(path)], stdout=subprocess.PIPE, stderr=said) as program:
+            assert program.stdout is not None
+            left = BYTES_MAX + 1 if first is None else first
+            while left > 0 and (piece := program.stdout.read(min(_PIECE, left))):
+                left -= len(piece)
+                file.write(piece)
+            cut = left <= 0
+            program.stdout.close()
+            if cut:
+                program.kill()
+        if not cut and program.returncode != 0:
+            said.seek(0)
+            raise Refused(Code.INVALID_REQUEST, f"the archive {path.name} is broken: {said.read(300).decode(errors='replace').strip()}")
+        if cut and first is None:
+            raise Refused(Code.INVALID_REQUEST, f"{path.name} unpacks to more than {BYTES_MAX} bytes")
+        file.seek(0)
+        yield file
+
+
+@contextmanager
+def repository(one: Copied) -> Iterator[tuple[Path, str]]:
+    """A clone of a git repository at what was asked for, and the commit that it is. *Errors*: Refused INVALID_REQUEST."""
+    address, _, fragment = one.source.partition("#")
+    reference, _, below = fragment.partition(":")
+    if shutil.which("git") is None:
+        raise Refused(Code.INVALID_REQUEST, f"ADD {address[:200]}: the program git is needed, and is not here")
+    with tempfile.TemporaryDirectory() as place:
+        _git(place, one, "init", "--quiet")
+        _git(place, one, "fetch", "--quiet", "--depth", "1", "--end-of-options", address, reference or "HEAD")
+        _git(place, one, "-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD")
+        if Path(place, ".gitmodules").exists():
+            _git(place, one, "submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1")
+        commit = _git(place, one, "rev-parse", "HEAD").strip()
+        if one.checksum and not (len(one.checksum) >= _COMMIT_DIGITS_MIN and commit.startswith(one.checksum.lower())):
+            raise Refused(Code.INVALID_REQUEST, f"what {one.source[:200]} leads to is commit {commit}, not {one.checksum[:80]}")
+        inside = Path(place, posixpath.normpath(f"/{below}").lstrip("/"))
+        if not inside.is_dir() or not inside.resolve().is_relative_to(Path(place).resolve()):
+            raise Refused(Code.INVALID_REQUEST, f"{one.source[:200]} has no directory {below[:200]!r}")
+        yield inside, commit
+
+
+def _git(place: str, one: Copied, *words: str) -> str:
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "https:http:ssh:git", "LC_ALL": "C"}
+    try:
+        ran = subprocess.run(
+            ["git", "-C", place, *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=GIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Refused(Code.INVALID_REQUEST, f"{one.source[:200]} was not there within {GIT_S} s") from error
+    if ran.returncode != 0:
+        raise Refused(
+            Code.INVALID_REQUEST,
+            f"{one.source[:200]} cannot be had: {ran.stderr.strip().splitlines()[-1][:300] if ran.stderr.strip() else 'git failed'}",
+        )
+    return ran.stdout
+
+
+def _repository(one: Copied, place: Path, commit: str) -> Parcel:
+    def kept(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        parts = info.name.split("/")
+        # Whoever cloned it here is nobody there; times are those of the clone.
+        info.uid = info.gid = info.mtime = 0
+        info.uname = info.gname = ""
+        return None if ".git" in parts and not one.keep_git else info
+
+    def write(target: IO[bytes]) -> None:
+        with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as tar:
+            for path in sorted(place.iterdir()):
+                tar.add(path, arcname=path.name, filter=kept)
+
+    names = sum(1 for path in place.rglob("*") if one.keep_git or ".git" not in path.relative_to(place).parts)
+    said = ("GIT", one.target, commit, one.source.partition("#")[2].partition(":")[2], one.keep_git)
+    return Parcel("COPY", ".", hashlib.sha256(repr(said).encode()).hexdigest(), names, write)
 
 
 def _archive(path: Path, one: Copied) -> Parcel:
@@ -142,6 +245,10 @@ def _archive(path: Path, one: Copied) -> Parcel:
             begins = file.read(8)
             file.seek(0)
             opened: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {_BZIP2: bz2.open, _XZ: lzma.open}
+            if begins.startswith(_ZSTD):
+                with unpacked(path) as plain:
+                    shutil.copyfileobj(plain, target, _PIECE)
+                return
             unpack = next((opened[magic] for magic in opened if begins.startswith(magic)), None)
             # What builds unpack with knows gzip and nothing else everywhere.
             shutil.copyfileobj(file if unpack is None else unpack(file), target, _PIECE)
@@ -149,12 +256,24 @@ def _archive(path: Path, one: Copied) -> Parcel:
     return Parcel("ADD", path.name, hashlib.sha256(repr(("ADD", one.target, found)).encode()).hexdigest(), names, write)
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    with path.open("rb") as file:
+        zstd = file.read(4) == _ZSTD
+    if zstd:
+        with unpacked(path) as plain, tarfile.open(fileobj=plain, mode="r:") as tar:
+            yield tar
+    else:
+        with tarfile.open(path) as tar:
+            yield tar
+
+
 def check_archive(path: Path) -> int:
     """How many names an archive has. *Errors*: Refused INVALID_REQUEST of one that is broken, or would write where it was not asked to."""
     links: set[str] = set()
     count = size = 0
     try:
-        with tarfile.open(path) as tar:
+        with _opened(path) as tar:
             for member in tar:
                 count, size = count + 1, size + member.size
                 name = posixpath.normpath(member.name)

@@ -63,6 +63,8 @@ class Registry:
         self._place = place
         self._basic = httpx.BasicAuth(username, password.reveal()) if password is not None else None
         self._authorization: str | None = None
+        self._also = ""
+        """A scope besides the repository's own."""
         scheme = "http" if _here(urlsplit(f"//{place.address}").hostname or "") else "https"
         timeout = httpx.Timeout(60.0, write=UPLOAD_S, read=UPLOAD_S)
         self._http = httpx.Client(base_url=f"{scheme}://{place.address}", transport=transport, timeout=timeout, trust_env=scheme == "https")
@@ -76,6 +78,24 @@ class Registry:
     def has(self, digest: str) -> bool:
         """Whether the repository has a blob."""
         return self._ask("HEAD", f"/v2/{self._place.name}/blobs/{digest}", allowed=(200, 404)).status_code == 200
+
+    @property
+    def repository(self) -> str:
+        """`ADDRESS/NAME`."""
+        return f"{self._place.address}/{self._place.name}"
+
+    def mount(self, digest: str, other: str) -> bool:
+        """Have a blob of another repository of this registry in this one, without sending it; whether the registry did so."""
+        self._also = f"repository:{other}:pull"
+        self._authorization = None
+        path = f"/v2/{self._place.name}/blobs/uploads/"
+        answer = self._ask("POST", path, allowed=(201, 202, 401, 403, 404), params={"mount": digest, "from": other})
+        if answer.status_code == 202:
+            # It has begun an upload instead, which nobody goes on with.
+            where = self._http.base_url.join(answer.headers["location"])
+            if (where.host, where.port) == (self._http.base_url.host, self._http.base_url.port):
+                self._send("DELETE", str(where), headers=self._shown())
+        return answer.status_code == 201
 
     def blob(self, blob: Blob, content: IO[bytes] | bytes) -> None:
         """Have a blob in the repository. *Idempotency*: what is there is not sent. *Errors*: Refused IMAGE_ACCESS_DENIED, IMAGE_UNAVAILABLE."""
@@ -126,7 +146,9 @@ class Registry:
         realm = httpx.URL(said.get("realm", ""))
         if realm.scheme != "https" and not (realm.scheme == "http" and _here(realm.host)):
             raise Refused(Code.IMAGE_ACCESS_DENIED, f"{self._place.address} wants a password sent in clear to {realm.host[:100]!r}")
-        asked = {"scope": f"repository:{self._place.name}:pull,push"} | ({"service": said["service"]} if "service" in said else {})
+        asked = {"scope": f"repository:{self._place.name}:pull,push {self._also}".strip()} | (
+            {"service": said["service"]} if "service" in said else {}
+        )
         answer = self._send("GET", str(realm.copy_merge_params(asked)), auth=self._basic)
         self._check(answer, allowed=(200,))
         token = answer.json().get("token") or answer.json().get("access_token")

@@ -188,6 +188,7 @@ class Facade:
         template = await self._templates.get(caller, reference)
         await self._imports.delete(caller, template)
         self._builds.drop(template)
+        await self._sandboxes.snapshots.retire()
         return template
 
     async def templates(self, caller: Caller) -> Sequence[Template]:

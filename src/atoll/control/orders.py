@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any, Final
 
 from atoll.base.clock import Clock
@@ -16,7 +17,7 @@ from atoll.control.tokens import Tokens
 from atoll.domain.command import Kind, command_id, digest
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox
-from atoll.domain.spec import SaveMode
+from atoll.domain.spec import SaveMode, Spec
 from atoll.planning.claiming import CLAIMED
 from atoll.planning.pausing import RESUMED
 from atoll.store import payloads, rows
@@ -74,7 +75,7 @@ class Orders:
             sealed = await self._store.read(lambda conn: payloads.get(conn, sandbox.id))
             payload = self.open(sandbox, sealed) if sealed is not None and not sealed.exposes else None
             content |= {
-                "spec": rows.spec_values(sandbox.spec),
+                "spec": rows.spec_values(_spec(placement, sandbox)),
                 "nonce": placement.nonce,
                 "guest_public_key": self._tokens.guest_public_key,
                 "guest_token": self._tokens.guest(placement, SCOPE_CONTROL),
@@ -109,6 +110,13 @@ class Orders:
             action=sandbox.spec.on_end,
             on_lease_expiry=sandbox.spec.on_lease_expiry,
         )
+
+
+def _spec(placement: Placement, sandbox: Sandbox) -> Spec:
+    """A head start is tried once: what has failed with it begins without."""
+    spec = sandbox.spec
+    again = placement.generation > 1 and spec.origin is not None and spec.origin.or_boot
+    return replace(spec, origin=None) if again else spec
 
 
 def _life_s(placement: Placement, sandbox: Sandbox) -> float | None:

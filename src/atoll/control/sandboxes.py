@@ -334,11 +334,21 @@ class Sandboxes:
             spec = replace(spec, manifest=await self.manifests.of(begun.template))
         return spec if begun.shape is None else begun.shape(spec)
 
+    async def _ahead(self, begun: Beginning, spec: Spec) -> tuple[Spec, dict[str, str]]:
+        """The spec, with the head start that its template's build has kept where it fits; and what its first event says of that."""
+        moment = await self.snapshots.head_start(begun.template) if begun.on_record and spec.origin is None else None
+        if moment is None:
+            return spec, {}
+        made = beginning.head_start(spec, moment, brings=bool(begun.request.env))
+        if isinstance(made, str):
+            return spec, {"head_start": "none", "because": made}
+        return made, {"head_start": moment.id}
+
     async def _accept(self, caller: Caller, request: CreateRequest, given: Beginning | None) -> tuple[Sandbox, facts.Committed | None]:
         asked = request
         begun = given if given is not None else await self._beginning(caller, request)
         request, template = begun.request, begun.template
-        spec = await self._spec(begun)
+        spec, said = await self._ahead(begun, await self._spec(begun))
         now = self.clock.now()
         sandbox_id = SandboxId(new_id(Prefix.SANDBOX, self.dice))
         sealing = self._sealing(caller, request, template)
@@ -374,7 +384,8 @@ class Sandboxes:
 
         def work(conn: sa.Connection) -> None:
             admit(conn, sandbox)
-            facts.accept(conn, sandbox, payload=sealed, event_id=self.reconciler.event_id(), request_id=caller.request_id)
+            event_id, request_id = self.reconciler.event_id(), caller.request_id
+            facts.accept(conn, sandbox, payload=sealed, event_id=event_id, request_id=request_id, said=said)
 
         data = {"template": spec.template_id if begun.snapshot is not None else template.name, "class": spec.class_name}
         self.store.require_room()

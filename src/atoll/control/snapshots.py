@@ -25,15 +25,17 @@ from atoll.control.loops.reconcile import Reconciler
 from atoll.control.loops.stepping import keep_stepping
 from atoll.control.service import Caller, Page
 from atoll.domain import history as ev
+from atoll.domain.building import client_of
 from atoll.domain.host import Host
 from atoll.domain.operations import Act, Action
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.sandbox import State as Sandboxes
 from atoll.domain.snapshot import DEFAULT_TAG, TERMINAL, Purpose, Snapshot, State, held_disk_mib
 from atoll.domain.spec import SaveMode
+from atoll.domain.template import Template
 from atoll.planning import keeping
 from atoll.planning.stimuli import Note
-from atoll.store import facts, hosts, operations, sandboxes, snapshots, tenancy
+from atoll.store import builds, facts, hosts, operations, sandboxes, snapshots, tenancy
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
@@ -83,7 +85,7 @@ class Snapshots:
         """As Service.snapshot."""
         name, tag = _parse(caller, wish.name)
         snapshot_id, now = new_id(Prefix.SNAPSHOT, self.dice), self.clock.now()
-        action = Action.SNAPSHOT_CREATE if wish.purpose is Purpose.KEPT else Action.SANDBOX_FORK
+        action = Action.SANDBOX_FORK if wish.purpose is Purpose.FORK else Action.SNAPSHOT_CREATE
         act = Act(caller.actor(), action, sandbox_id if wish.purpose is Purpose.FORK else snapshot_id, data={"sandbox": sandbox_id})
 
         def work(conn: sa.Connection) -> tuple[Snapshot, Vector]:
@@ -178,8 +180,27 @@ class Snapshots:
         self._told(gone, None)
         return gone
 
+    async def head_start(self, template: Template) -> Snapshot | None:
+        """What the template's build has kept of its start command."""
+        team_id = template.team_id
+        if team_id is None or not template.build_id or not template.command:
+            return None
+        return await self.store.read(lambda conn: snapshots.head_start(conn, team_id, client_of(template.build_id)))
+
+    async def retire(self) -> None:
+        """Let go of what builds have kept that nothing names any more, and of a build's older ones. *Idempotency*: a second time finds nothing."""
+
+        def work(conn: sa.Connection) -> list[str]:
+            found = snapshots.head_starts(conn)
+            needed = builds.serving(conn) if found else set()
+            newest = {client_id: snapshot_id for snapshot_id, client_id in reversed(found)}
+            return [one for one, client_id in found if client_id not in needed or newest[client_id] != one]
+
+        for snapshot_id in await self.store.read(work):
+            await self.let_go(snapshot_id)
+
     async def let_go(self, snapshot_id: str) -> None:
-        """A fork's moment is not needed any more; one that somebody still begins from goes at its deadline. Never raises."""
+        """A moment that no client knows is not needed any more; one that somebody still begins from goes later. Never raises."""
 
         def work(conn: sa.Connection) -> Snapshot | None:
             found = snapshots.get(conn, snapshot_id, lock=True)
@@ -272,7 +293,8 @@ def require_ready(conn: sa.Connection, snapshot_id: str) -> None:
 
 
 def _takeable(sandbox: Sandbox | None, caller: Caller, sandbox_id: str) -> Sandbox:
-    hidden = sandbox is None or sandbox.team_id != caller.team.id or sandboxes.is_hidden(sandbox)
+    strange = sandbox is None or sandbox.team_id != caller.team.id
+    hidden = strange or (sandbox is not None and sandboxes.is_hidden(sandbox) and sandbox.client_id != caller.client.id)
     if hidden or sandbox is None or sandbox.state.value not in sandboxes.VISIBLE:
         raise Refused(Code.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id[:64]!r} was not found")
     if sandbox.state is not Sandboxes.READY:
@@ -312,7 +334,7 @@ def _require_room(conn: sa.Connection, snapshot: Snapshot) -> Vector:
 
 def _template_env(conn: sa.Connection, sandbox: Sandbox) -> tuple[tuple[str, str], ...]:
     """What its template gives everybody; of one that began from a snapshot, what that had."""
-    if sandbox.spec.origin is not None:
+    if sandbox.spec.origin is not None and not sandbox.spec.origin.or_boot:
         before = snapshots.get(conn, sandbox.spec.origin.snapshot_id)
         return before.env if before is not None else ()
     template = tenancy.template(conn, sandbox.spec.template_id)

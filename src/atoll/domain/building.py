@@ -18,6 +18,8 @@ from atoll.base.ids import ClientId, Prefix, TeamId, TemplateId
 from atoll.domain.template import Template
 
 DEFAULT_TAG: Final = "default"
+SCRATCH: Final = "scratch"
+"""As an image: nothing."""
 
 
 class State(StrEnum):
@@ -61,17 +63,37 @@ class StepKind(StrEnum):
     USER = "USER"
 
 
+class MountKind(StrEnum):
+    """What is mounted."""
+
+    FILES = "files"
+    """Files from elsewhere, or an empty directory."""
+    CACHE = "cache"
+    """What earlier RUNs of the team's builds have left under this id."""
+    SECRET = "secret"  # noqa: S105 - a word, not a secret
+    SSH = "ssh"
+    """An agent that has a key, at a socket."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """What is at a place while one RUN runs, and is no part of its layer."""
 
     target: str
+    """Empty where there is none: an agent's socket, a secret that is a variable."""
     source: str | None = None
     """Of files, relative; None: an empty directory."""
     files_hash: str | None = None
     from_stage: int | None = None
     owner: str = ""
     mode: str = ""
+    kind: MountKind = MountKind.FILES
+    id: str = ""
+    """Of a cache, a secret or a key."""
+    env: str = ""
+    """The variable that a secret is in."""
+    required: bool = False
+    """Of a secret: without it the step fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +125,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is built. Holds no secret."""
+    """What is built. Holds no secret, only the names of those that its steps want."""
 
     from_image: str | None = None
     from_template: str | None = None

@@ -4,7 +4,7 @@ Theory of operation. Control writes every field, from what the host's agent says
 the host has it whole (READY), or says why it has not (FAILED). It holds disk on its host from the first of these until it is *seen* gone:
 DELETING ends only with the agent's word, or with its host (LOST), of which nothing comes back. One that takes too long is deleted, since
 nobody knows what the host has of it. What is not in this table: whether sandboxes still need it, which is asked in the commit that deletes.
-A fork is a snapshot that is kept for as long as its clones are begun from it.
+A fork is a snapshot that is kept for as long as its clones are begun from it; a head start, for as long as its build is named by anything.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class Purpose(StrEnum):
     KEPT = "kept"
     FORK = "fork"
     """For clones that begin from it at once; no list shows it."""
+    TEMPLATE = "template"
+    """A build's, whose start command is ready in it: sandboxes of that build begin from it where they can. No list shows it; its client is the build."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,8 @@ class Origin:
 
     snapshot_id: str
     mode: SaveMode
+    or_boot: bool = False
+    """A head start, and no more than that: where the host does not have it whole the guest boots, and that is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class Spec:
     """Digest of the signed manifest that the image is started by; empty: a ready-made image, which hosts have by a recipe of their own."""
 
     origin: Origin | None = None
-    """Only hosts that have this snapshot can begin it."""
+    """Only hosts that have this snapshot can begin it, unless it is a head start."""
 
     def vector(self) -> Vector:
         """What a running placement of this spec holds on its host."""

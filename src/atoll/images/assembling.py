@@ -56,6 +56,39 @@ def extend(store: Path, image: str, *, layer: str, size: int) -> str:
     return digest
 
 
+def compose(store: Path, root: Path) -> str:
+    """The digest of an image whose one layer is this archive (a tar that is not compressed), which becomes a blob of the store.
+
+    *Errors*: OSError. *Idempotency*: the same archive gives the same digest.
+    """
+    size = root.stat().st_size
+    with root.open("rb") as file:
+        layer = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        os.fsync(file.fileno())
+    path = _path(store, layer)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+    # Below the same folder, so that it appears whole.
+    root.chmod(0o640)
+    root.replace(path)
+    config = {"architecture": _processor(), "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": [layer]}}
+    config_digest, config_size = _put(store, config)
+    document = {
+        # It is from elsewhere, as what a registry has: what guests need is added to it.
+        "annotations": {OUTSIDE: "1"},
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": {"mediaType": CONFIG_TYPE, "digest": config_digest, "size": config_size},
+        "layers": [{"mediaType": LAYER_TYPE, "digest": layer, "size": size}],
+    }
+    digest, _ = _put(store, document)
+    return digest
+
+
+def layers_of(store: Path, image: str) -> list[str]:
+    """Digests of an image's own layers, lowest first. *Errors*: Refused IMAGE_CORRUPT."""
+    return [str(one["digest"]) for one in _documents(store, image)[0]["layers"]]
+
+
 def base_of(store: Path, image: str) -> str | None:
     """The ready-made image that this one stands on; None when it has all its layers itself, or is not of the store."""
     try:
@@ -78,12 +111,15 @@ def is_whole(store: Path, image: str) -> bool:
 def _documents(store: Path, image: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Manifest and configuration; of an image that is not of the store, those of nothing on top of it."""
     if not _path(store, image).exists():
-        machine = platform.machine()
-        processor = _PROCESSORS.get(machine, machine)
-        config = {"architecture": processor, "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": []}}
+        config = {"architecture": _processor(), "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": []}}
         return {"annotations": {BASE: image}, "layers": []}, config
     manifest = _read(store, image)
     return manifest, _read(store, str(manifest["config"]["digest"]))
+
+
+def _processor() -> str:
+    machine = platform.machine()
+    return _PROCESSORS.get(machine, machine)
 
 
 def _path(store: Path, digest: str) -> Path:

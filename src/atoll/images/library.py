@@ -110,6 +110,15 @@ class Library:
         await asyncio.to_thread(assembling.keep_document, self.bench, content)
         return document
 
+    async def blob(self, digest: str) -> Path:
+        """Where the bytes of one blob are on the bench. *Errors*: Refused IMAGE_UNAVAILABLE, ARTIFACT_NOT_FOUND; those of Artifacts."""
+        path = self._path(digest)
+        if not await asyncio.to_thread(path.is_file):
+            if not self.shared:
+                raise Refused(Code.IMAGE_UNAVAILABLE, f"blob {digest} is not in the store")
+            await self.artifacts.get(key_of(BLOBS, digest), path)
+        return path
+
     async def has(self, image: str) -> bool:
         """Whether hosts can have all of an image. *Errors*: those of Artifacts."""
         if self.shared:

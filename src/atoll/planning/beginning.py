@@ -2,7 +2,8 @@
 
 Theory of operation. A moment is of one host, one isolation and one size: memory that was saved fits only into what it was saved from, and so does
 a disk. So all of these are the snapshot's, and a request that names others is refused rather than answered with something else. What
-separates a sandbox from others (tokens, network, end, metadata) is the request's own, as in any create.
+separates a sandbox from others (tokens, network, end, metadata) is the request's own, as in any create. A head start is a build's moment in
+which its start command is ready: a create that fits it begins from it where its host has it, and any other boots; none is refused for it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,19 @@ from atoll.planning.resolve import CreateRequest
 Shape = Callable[[Spec], Spec]
 
 _FIXED: Final = ("cpu_millis", "memory_mib", "disk_mib")
+_AS_KEPT: Final = (
+    *_FIXED,
+    "isolation",
+    "arch",
+    "image",
+    "pids_max",
+    "tmp_on_disk",
+    "default_user",
+    "default_workdir",
+    "command",
+    "command_user",
+    "ready_command",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,20 @@ def check_class(snapshot: Snapshot, policy: WorkloadClass) -> None:
     if snapshot.spec.isolation not in policy.rungs():
         message = f"class {policy.name} isolates by {policy.isolation}, and snapshot {snapshot.reference!r} is of {snapshot.spec.isolation}"
         raise Refused(Code.CLASS_LIMIT, message)
+
+
+def head_start(spec: Spec, moment: Snapshot, *, brings: bool) -> Spec | str:
+    """The spec of a create that begins with what its template's build has kept; or why it boots instead.
+
+    `brings`: the request has an environment of its own, which a start command that runs already would not know.
+    """
+    if brings:
+        return "the request has an environment of its own"
+    for name in _AS_KEPT:
+        if getattr(spec, name) != getattr(moment.spec, name):
+            return f"{name} is {getattr(spec, name)}, and {getattr(moment.spec, name)} where the start command was kept"
+    prefer = spec.prefer_host if spec.prefer_host is not None else moment.host_id
+    return replace(spec, origin=Origin(moment.id, moment.mode, or_boot=True), prefer_host=prefer)
 
 
 def _shaped(made: Spec, snapshot: Snapshot) -> Spec:

@@ -44,7 +44,9 @@ _FIXED_OF_NETWORK: Final = ("internet", "allow_out", "deny_out")
 @functools.lru_cache(maxsize=256)
 def pool_of(spec: Spec) -> str | None:
     """The pool of guests that are as this spec wants them; None: what it wants cannot be made ahead."""
-    if spec.origin is not None or spec.tmp_on_disk or spec.on_exit is not OnExit.RELEASE:
+    # A head start is one way among others to begin the same guest.
+    moment = spec.origin is not None and not spec.origin.or_boot
+    if moment or spec.tmp_on_disk or spec.on_exit is not OnExit.RELEASE:
         return None
     content = {name: getattr(spec, name) for name in _FIXED}
     content |= {name: value for name, value in asdict(spec.network).items() if name in _FIXED_OF_NETWORK}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from atoll.base.errors import Code, Refused
-from atoll.domain.building import Mount, Recipe, Stage, Step, StepKind
+from atoll.domain.building import SCRATCH, Mount, MountKind, Recipe, Stage, Step, StepKind
 
 FORMAT: Final = 2
 """Raised when the same steps begin to make something else: nothing that was cached before is used again."""
@@ -25,6 +25,7 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STEPS_MAX: Final = 512
 STAGES_MAX: Final = 64
 MOUNTS_MAX: Final = 16
+MOUNT_ID: Final = re.compile(r"[^\x00-\x1f]{1,256}")
 STAGE_NAME: Final = re.compile(r"[^\s:\x00][^\s\x00]{0,255}")
 KEPT: Final = ("/proc/", "/sys/", "/dev/", "/.atoll/")
 """Where nothing of a step's own may be mounted."""
@@ -36,6 +37,7 @@ _VARIABLE: Final = re.compile(
     r"\\\$|\$(?:(?P<plain>[A-Za-z_][A-Za-z0-9_]*)|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?:(?P<how>:?[-+])(?P<word>(?:[^{}]|\$\{[^{}]*\})*))?\})"
 )
 _NAME: Final = re.compile(r"[^=\x00]+")
+_VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _MODE: Final = re.compile(r"[0-7]{1,4}")
 _ACCOUNT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?")
 
@@ -161,6 +163,18 @@ def follow(context: Context, step: Step) -> tuple[Context, Action | None]:
             return replace(context, user=_first(step.args, "a user")), None
 
 
+def registry_of(image: str) -> str:
+    """The host (and port) that an image's reference names; empty: the default one."""
+    first, slash, _ = image.partition("/")
+    return first if slash and (set(first) & {".", ":"} or first == "localhost") else ""
+
+
+def credentials_for(recipe: Recipe) -> str | None:
+    """The registry that a recipe's credentials are for: its own image's, else that of the first stage that begins with one; None: none."""
+    images = [image for image in (recipe.from_image, *(one.from_image for one in recipe.stages)) if image not in (None, SCRATCH)]
+    return registry_of(images[0]) if images and images[0] is not None else None
+
+
 def base_key(image: str, context: Context) -> str:
     """The key that the first step's follows from."""
     return _digest([FORMAT, image, context.user, context.workdir, sorted(context.env.items())])
@@ -168,7 +182,11 @@ def base_key(image: str, context: Context) -> str:
 
 def step_key(previous: str, step: Step, images: Sequence[str] = ()) -> str:
     """By what a step after these is known again: what it is given, never when or by which build. `images`: of its `origins`."""
-    mounts = [[one.target, one.source, one.files_hash, one.owner, one.mode, one.from_stage is not None] for one in step.mounts]
+    mounts = [
+        [one.target, one.source, one.files_hash, one.owner, one.mode, one.from_stage is not None]
+        + ([one.kind.value, one.id, one.env, one.required] if one.kind is not MountKind.FILES else [])
+        for one in step.mounts
+    ]
     more = [list(images), mounts] if images or mounts else []
     return _digest([previous, step.kind.value, list(step.args), step.files_hash, *more])
 
@@ -229,6 +247,14 @@ def _run(context: Context, step: Step) -> Run:
 def _mount(context: Context, one: Mount) -> Mount:
     for text in (one.target, one.source or ""):
         _check_text(text)
+    if one.kind is not MountKind.FILES and (not MOUNT_ID.fullmatch(one.id) or one.source is not None or one.from_stage is not None):
+        raise Refused(Code.INVALID_REQUEST, f"a mount of kind {one.kind} has an id and no source, not {one.id[:80]!r}")
+    if one.env and (one.kind is not MountKind.SECRET or not _VARIABLE_NAME.fullmatch(one.env)):
+        raise Refused(Code.INVALID_REQUEST, f"{one.env[:80]!r} is no variable that a secret can be in")
+    if not one.target and (one.kind is MountKind.SSH or one.env):
+        return one
+    if one.kind is MountKind.SECRET and one.owner and not all(part.isdigit() for part in one.owner.split(":")):
+        raise Refused(Code.INVALID_REQUEST, f"{one.owner[:80]!r}: the owner of a secret is told by numbers")
     target = _absolute(_first((one.target,), "where something is mounted"), context)
     if target == "/" or f"{target}/".startswith(KEPT):
         raise Refused(Code.INVALID_REQUEST, f"nothing is mounted at {target[:200]!r}")

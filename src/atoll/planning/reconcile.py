@@ -327,7 +327,11 @@ def _running(sandbox: Sandbox, placement: Placement, now: float) -> Outcome:
         conditions=sandbox.conditions - {Condition.DEADLINE_MISSED},
         detail=None,
     )
-    return Outcome(after, placement, (Note(ev.SANDBOX_READY, {"host_id": placement.host_id, "placement_id": placement.id}),))
+    said = {"host_id": placement.host_id, "placement_id": placement.id}
+    if placement.reason is not None:
+        # It is ready all the same: with something less than there was to begin with.
+        said |= {"reason": placement.reason, "detail": placement.detail or ""}
+    return Outcome(after, placement, (Note(ev.SANDBOX_READY, said),))
 
 
 def _stopped(facts: Facts, placement: Placement, now: float) -> Outcome | None:

@@ -13,7 +13,7 @@ from typing import Final
 import sqlalchemy as sa
 from pydantic import TypeAdapter
 
-from atoll.base.ids import Prefix, TeamId, TemplateId
+from atoll.base.ids import ClientId, Prefix, TeamId, TemplateId
 from atoll.domain.building import UNENDED, Build, Line, Recipe, Result, State, Tag, client_of
 from atoll.domain.template import Template
 from atoll.store import rows
@@ -203,6 +203,13 @@ def orphans(conn: sa.Connection) -> Sequence[str]:
     going = sa.select(BUILDS.c.id).where(BUILDS.c.state == State.BUILDING.value)
     served = {str(client_of(build_id)) for build_id in conn.execute(going).scalars()} if found else set()
     return [sandbox_id for sandbox_id, client_id in found if client_id not in served]
+
+
+def serving(conn: sa.Connection) -> set[ClientId]:
+    """The clients of builds that are under way, or that a tag or a template names."""
+    going = sa.select(BUILDS.c.id).where(BUILDS.c.state == State.BUILDING.value)
+    named = going.union(sa.select(TAGS.c.build_id), sa.select(TEMPLATES.c.build_id))
+    return {client_of(build_id) for build_id in conn.execute(named).scalars() if build_id}
 
 
 def images_wanted(conn: sa.Connection) -> set[str]:

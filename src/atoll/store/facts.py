@@ -120,8 +120,19 @@ def _facts(conn: sa.Connection, row: Row) -> Facts:
     return Facts(sandbox, placement, tuple(rows.placement(one) for one in older))
 
 
-def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: Sealed | None, event_id: str, request_id: str | None = None) -> None:
-    """A new sandbox with its sealed payload and first event. *Errors*: IntegrityError when its request id is taken."""
+def accept(
+    conn: sa.Connection,
+    sandbox: Sandbox,
+    *,
+    payload: Sealed | None,
+    event_id: str,
+    request_id: str | None = None,
+    said: Mapping[str, str] | None = None,
+) -> None:
+    """A new sandbox with its sealed payload and first event, in which `said` stands, too.
+
+    *Errors*: IntegrityError when its request id is taken.
+    """
     _NEW_SANDBOX.run(
         conn,
         {
@@ -134,7 +145,7 @@ def accept(conn: sa.Connection, sandbox: Sandbox, *, payload: Sealed | None, eve
     tallies.made(conn, sandbox)
     if payload is not None:
         payloads.add(conn, sandbox.id, payload)
-    accepted = Note(history.SANDBOX_ACCEPTED, {"template": sandbox.spec.image_name, "class": sandbox.spec.class_name})
+    accepted = Note(history.SANDBOX_ACCEPTED, {"template": sandbox.spec.image_name, "class": sandbox.spec.class_name, **(said or {})})
     record(conn, sandbox, None, (accepted,), at=sandbox.created_at, ids=lambda: event_id, request_id=request_id)
 
 

@@ -44,6 +44,8 @@ def spec_values(value: Spec) -> Values:
         del values["manifest"]
     if value.origin is None:
         del values["origin"]
+    elif not value.origin.or_boot:
+        del values["origin"]["or_boot"]
     return values
 
 

@@ -139,12 +139,27 @@ def next_deadline(conn: sa.Connection) -> float | None:
 
 
 def users(conn: sa.Connection, snapshot: Snapshot) -> int:
-    """How many sandboxes need it: of one that is kept those that began from it and live, of a fork those that have not begun yet."""
+    """How many sandboxes need it: of one that is kept those that began from it and live, of others those that have not begun yet."""
     states = _USING if snapshot.purpose is Purpose.KEPT else _STARTING
     query = sa.select(sa.func.count()).where(
         SANDBOXES.c.spec["origin"]["snapshot_id"].as_string() == snapshot.id, SANDBOXES.c.state.in_(states)
     )
     return int(conn.execute(query).scalar_one())
+
+
+def head_start(conn: sa.Connection, team_id: str, client_id: str) -> Snapshot | None:
+    """The newest ready one of a build, which is known by its client."""
+    its = (SNAPSHOTS.c.team_id == team_id, SNAPSHOTS.c.state == State.READY.value, SNAPSHOTS.c.client_id == client_id)
+    query = sa.select(SNAPSHOTS).where(*its, SNAPSHOTS.c.purpose == Purpose.TEMPLATE.value).order_by(SNAPSHOTS.c.created_at.desc())
+    row = conn.execute(query.limit(1)).mappings().first()
+    return _snapshot(row) if row else None
+
+
+def head_starts(conn: sa.Connection) -> Sequence[tuple[str, str]]:
+    """(snapshot id, client id) of every build's that is kept or being taken, newest first."""
+    living = (SNAPSHOTS.c.state.in_((State.TAKING.value, State.READY.value)), SNAPSHOTS.c.purpose == Purpose.TEMPLATE.value)
+    query = sa.select(SNAPSHOTS.c.id, SNAPSHOTS.c.client_id).where(*living).order_by(SNAPSHOTS.c.created_at.desc(), SNAPSHOTS.c.id)
+    return [(row.id, row.client_id) for row in conn.execute(query)]
 
 
 def images_wanted(conn: sa.Connection) -> set[str]:

@@ -30,6 +30,7 @@ test('steps, files, start command', async () => {
     const info = await Template.build(template, alias, { ...options, onBuildLogs: (entry) => log.push(entry.message) })
     assert.ok(info.templateId)
     assert.ok(log.some((line) => line.includes('[3/')), log.join('\n'))
+    assert.ok(log.some((line) => line.includes('the start command is ready')), log.join('\n'))
     assert.equal(await Template.exists(alias), true)
     const sandbox = await Sandbox.create(alias, { timeoutMs: 60_000 })
     try {

@@ -233,14 +233,53 @@ RUN --network=default plain"""
     assert made.steps[2] == Ran(
         "go build",
         (
-            Mounted("/root/.cache", owner="5:0", mode="755"),
+            Mounted("/root/.cache", owner="5:0", mode="755", kind="cache", id="/root/.cache"),
             Mounted("/scratch", owner="0:0", mode="1777"),
             Mounted("go.mod", "go.mod"),
             Mounted("/in", "out", "build"),
         ),
     )
     assert made.origins == {"build": 0}
-    assert made.notes == ["line 4: the cache /root/.cache is empty at the beginning of each build, and no part of the template"]
+    assert made.notes == []
+
+
+def test_secrets_keys_and_caches_have_ids() -> None:
+    text = """FROM base
+RUN --mount=type=secret,id=token --mount=type=secret,id=b,target=/b,uid=7,mode=0440,required=true a
+RUN --mount=type=secret,id=c,env=TOKEN --mount=type=secret,target=/etc/netrc b
+RUN --mount=type=ssh --mount=type=ssh,id=work --mount=type=cache,id=pip,target=/c c"""
+    first, second, third = [step.mounts for step in read(text, {}).steps if isinstance(step, Ran)]
+    assert first == (
+        Mounted("/run/secrets/token", owner="0:0", mode="400", kind="secret", id="token"),
+        Mounted("/b", owner="7:0", mode="0440", kind="secret", id="b", required=True),
+    )
+    assert second == (
+        Mounted("", owner="0:0", mode="400", kind="secret", id="c", env="TOKEN"),
+        Mounted("/etc/netrc", owner="0:0", mode="400", kind="secret", id="netrc"),
+    )
+    assert third == (
+        Mounted("", kind="ssh", id="default", required=True),
+        Mounted("", kind="ssh", id="work", required=True),
+        Mounted("/c", owner="0:0", mode="755", kind="cache", id="pip"),
+    )
+
+
+def test_a_stage_may_begin_with_nothing() -> None:
+    made = read("FROM a AS b\nRUN x\nFROM scratch\nCOPY --from=b /out /", {})
+    assert (made.from_image, [stage.base for stage in made.stages]) == ("scratch", ["a", "scratch"])
+
+
+@pytest.mark.parametrize(
+    ("source", "git"),
+    [
+        ("https://example.org/a.git", True), ("https://example.org/a.git#v1:sub", True), ("git@example.org:a/b", True),
+        ("ssh://git@example.org/a", True), ("https://example.org/a.tar.gz", False), ("a.git", False), ("./x", False),
+    ],
+)  # fmt: skip
+def test_what_add_takes_for_a_repository(source: str, git: bool) -> None:
+    (step,) = steps(f"ADD --keep-git-dir=true {source} /srv/")
+    assert isinstance(step, Copied)
+    assert (step.git, step.keep_git) == (git, True)
 
 
 def test_add_takes_archives_and_links_to_elsewhere() -> None:
@@ -267,8 +306,7 @@ def test_lines_are_read_as_docker_does() -> None:
     ("text", "line", "word"),
     [
         ("RUN a", 1, "before FROM"),
-        ("# c\n\nFROM a\nRUN x \\\n  y\nADD --keep-git-dir=true b /c", 6, "ADD --keep-git-dir"),
-        ("FROM a\nADD https://github.com/moby/moby.git /c", 2, "git"),
+        ("# c\n\nFROM a\nRUN x \\\n  y\nADD --unpack=true b /c", 6, "ADD --unpack"),
         ("FROM a\nCOPY --checksum=sha256:0 b /c", 2, "COPY --checksum"),
         ("FROM a\nADD --checksum=sha256:0 b /c", 2, "a URL"),
         ("FROM a\nCOPY --from=5 /x /y", 2, "no stage 5"),
@@ -279,8 +317,10 @@ def test_lines_are_read_as_docker_does() -> None:
         ("FROM a AS b\nCOPY --from=c /x /y\nFROM b AS c\nRUN x", 2, "need each other: c -> b -> c"),
         ("FROM a AS b\nFROM c AS B", 2, "another stage"),
         ("FROM a AS 1b", 1, "no letter"),
-        ("FROM a\nRUN --mount=type=secret,id=x y", 2, "type=secret"),
-        ("FROM a\nRUN --mount=type=ssh y", 2, "type=ssh"),
+        ("FROM a\nRUN --mount=type=secret y", 2, "no id"),
+        ("FROM a\nRUN --mount=type=secret,id=x,required=maybe y", 2, "true or false"),
+        ("FROM a\nRUN --mount=type=secret,id=$X y", 2, "no variables"),
+        ("FROM a\nRUN --mount=type=ssh,target=/x y", 2, "type=ssh,target"),
         ("FROM a\nRUN --mount=type=cache y", 2, "no target"),
         ("FROM a\nRUN --mount=type=cache,target=/x,from=y z", 2, "from"),
         ("FROM a\nRUN --mount=type=bind,source=../x,target=/x z", 2, "outside"),
@@ -296,7 +336,6 @@ def test_lines_are_read_as_docker_does() -> None:
         ("FROM a\nSHELL /bin/bash -c", 2, "as a list"),
         ("FROM a\nSHELL []", 2, "as a list"),
         ("FROM a\nONBUILD RUN x", 2, "ONBUILD"),
-        ("FROM scratch", 1, "scratch"),
         ("FROM a\nCOPY x", 2, "where to"),
         ("FROM a\nCOPY x y /z", 2, "ends with /"),
         ("FROM a\nUSER", 2, "says nothing"),

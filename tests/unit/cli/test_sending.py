@@ -7,10 +7,16 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
+import signal
+import socket
+import subprocess
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -45,7 +51,11 @@ def packed(*members: tuple[str, bytes], change: Callable[[tarfile.TarInfo], None
 PLAIN = packed(("one", b"1"), ("two/three", b"23"))
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress], ids=["tar", "gz", "bz2", "xz"])
+def zstd(content: bytes) -> bytes:
+    return subprocess.run(["zstd", "-qc"], input=content, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress, zstd], ids=["tar", "gz", "bz2", "xz", "zstd"])
 def test_archives_are_sent_as_every_image_can_unpack_them(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     (tmp_path / "a.tar").write_bytes(compress(PLAIN))
     found, content = sent(tmp_path, ADD)
@@ -55,6 +65,84 @@ def test_archives_are_sent_as_every_image_can_unpack_them(tmp_path: Path, compre
     # To a COPY it is a file like any other.
     copied, _ = sent(tmp_path, replace(ADD, word="COPY"))
     assert (copied.word, copied.source) == ("COPY", "a.tar")
+
+
+def test_zstd_that_holds_no_tar_is_copied_and_a_hostile_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.tar").write_bytes(zstd(b"no tar" * 1000))
+    assert sent(tmp_path, ADD)[0].word == "COPY"
+    (tmp_path / "a.tar").write_bytes(zstd(packed(("../up", b""))))
+    with pytest.raises(Refused, match="leads out"):
+        sent(tmp_path, ADD)
+    (tmp_path / "a.tar").write_bytes(zstd(packed(("zeros", b"\0" * (1 << 20)))))
+    monkeypatch.setattr(sending, "BYTES_MAX", 4096)
+    with pytest.raises(Refused, match="unpacks to more than 4096 bytes"):
+        sent(tmp_path, ADD)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Refused, match=r"line 7: ADD a\.tar: the program zstd is needed"):
+        sent(tmp_path, ADD)
+
+
+@pytest.fixture
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A git repository's address, and its first commit."""
+    root = tmp_path_factory.mktemp("git")
+    place = root / "app.git"
+
+    def git(*words: str) -> str:
+        who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+        ran = subprocess.run(["git", "-C", str(place), *words], env={**os.environ, **who}, capture_output=True, text=True, check=True)
+        return ran.stdout.strip()
+
+    (place / "sub").mkdir(parents=True)
+    (place / "sub" / "file").write_text("one")
+    git("init", "--quiet", "--initial-branch", "main")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "one")
+    first = git("rev-parse", "HEAD")
+    git("tag", "v1")
+    (place / "sub" / "file").write_text("two")
+    git("commit", "--quiet", "-am", "two")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["git", "daemon", "--export-all", "--reuseaddr", f"--base-path={root}", "--listen=127.0.0.1", f"--port={port}", str(root)]
+    # A session of its own: the program that serves is a child of this one.
+    daemon = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    for _ in range(200):
+        with socket.socket() as asked:
+            if asked.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield f"git://127.0.0.1:{port}/app.git", first
+    os.killpg(daemon.pid, signal.SIGKILL)
+    daemon.wait()
+
+
+def test_a_repository_comes_at_what_was_asked_for(tmp_path: Path, repository: tuple[str, str]) -> None:
+    address, first = repository
+
+    def names(source: str, **more: Any) -> tuple[Parcel, dict[str, bytes]]:
+        found, content = sent(tmp_path, replace(ADD, source=source, git=True, **more))
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            assert {info.uid for info in tar.getmembers()} == {0}
+            return found, {info.name: tar.extractfile(info).read() for info in tar.getmembers() if info.isfile()}  # type: ignore[union-attr]
+
+    newest, files = names(address)
+    assert (newest.word, newest.source, files) == ("COPY", ".", {"sub/file": b"two"})
+    assert names(f"{address}#v1")[1] == {"sub/file": b"one"}
+    assert names(f"{address}#v1:sub")[1] == {"file": b"one"}
+    assert names(f"{address}#v1", checksum=first)[0].files_hash == names(f"{address}#v1")[0].files_hash
+    assert ".git/HEAD" in names(address, keep_git=True)[1]
+    for source, more, words in (
+        (f"{address}#nothere", {}, "cannot be had"), (f"{address}#:nothere", {}, "has no directory"), (f"{address}#:../..", {}, ""),
+        (address, {"checksum": first}, "not " + first), ("git://127.0.0.1:9/x.git", {}, "cannot be had"),
+        ("git@-oProxyCommand=touch:x", {}, "cannot be had"), ("ssh://-oProxyCommand=touch/x", {}, "cannot be had"),
+    ):  # fmt: skip
+        if words:
+            with pytest.raises(Refused, match=f"line 7: .*{words}"):
+                sent(tmp_path, replace(ADD, source=source, git=True, **more))
+        else:
+            assert names(source)[1] == {"sub/file": b"two"}, "above its root there is nothing"
 
 
 def test_what_is_no_archive_is_copied(tmp_path: Path) -> None:
@@ -82,7 +170,7 @@ def _link(info: tarfile.TarInfo, kind: bytes, to: str) -> None:
             "'out/x' behind a link",
         ),
         (gzip.compress(packed(("one", b"1" * 9000)))[:-30], "is broken"),
-        (b"\x28\xb5\x2f\xfd....", "zstd"),
+        (b"\x28\xb5\x2f\xfd....", "a.tar is broken"),
     ],
     ids=["up", "up again", "absolute", "hard link", "hard link up", "device", "behind a link", "cut", "zstd"],
 )

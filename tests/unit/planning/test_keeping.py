@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,9 @@ from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
 from atoll.domain import history
 from atoll.domain.deployment import DEFAULT_CLASSES
 from atoll.domain.snapshot import TERMINAL, Purpose, Snapshot, State, held_disk_mib
-from atoll.domain.spec import Isolation, Origin, SaveMode
+from atoll.domain.spec import Isolation, Origin, SaveMode, Spec
 from atoll.planning import beginning, keeping
+from atoll.planning.claiming import pool_of
 from atoll.planning.keeping import Absent, Kept, NotKept
 from atoll.planning.resolve import CreateRequest, resolve
 from tests.builders import NOW, sandbox
@@ -119,6 +121,34 @@ def test_what_belongs_to_the_moment_is_its_own_and_the_rest_the_requests() -> No
     assert forked.shape(made).template_id == SPEC.template_id, "a clone is of its parent's template"
 
 
+def test_a_head_start_is_of_the_same_size_and_is_no_condition() -> None:
+    kept = snapshot(State.READY, purpose=Purpose.TEMPLATE, spec=replace(SPEC, command=("serve",), tmp_on_disk=False))
+    spec = replace(kept.spec, template_id="another", timeout_s=9, origin=None)
+    made = beginning.head_start(spec, kept, brings=False)
+    assert made == replace(spec, origin=Origin(kept.id, SaveMode.FULL, or_boot=True), prefer_host=kept.host_id)
+    assert made.require_host is None, "another host boots it"
+    named = beginning.head_start(replace(spec, prefer_host="mine"), kept, brings=False)
+    assert isinstance(named, Spec)
+    assert named.prefer_host == "mine"
+    assert "environment" in str(beginning.head_start(spec, kept, brings=True))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cpu_millis": 1}, {"memory_mib": 1}, {"disk_mib": 1}, {"isolation": Isolation.SHARED_KERNEL}, {"image": "sha256:b"},
+        {"pids_max": 1}, {"tmp_on_disk": True}, {"command": ("other",)}, {"ready_command": ("other",)}, {"command_user": "root"},
+        {"default_user": "root"}, {"default_workdir": "/srv"}, {"arch": "aarch64"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_head_start_does_not_fit_is_said(other: dict[str, Any]) -> None:
+    kept = snapshot(State.READY, purpose=Purpose.TEMPLATE, spec=replace(SPEC, command=("serve",), tmp_on_disk=False))
+    said = beginning.head_start(replace(kept.spec, **other), kept, brings=False)
+    assert isinstance(said, str)
+    assert said.startswith(next(iter(other)))
+
+
 @pytest.mark.parametrize("asked", [{"memory_mib": 1}, {"cpu_millis": 1}, {"disk_mib": 1}, {"require_host": "elsewhere"}], ids=str)
 def test_what_it_cannot_be_is_refused(asked: dict[str, object]) -> None:
     with pytest.raises(Refused) as refused:
@@ -148,3 +178,11 @@ def test_a_class_takes_what_is_stronger_where_it_says_so() -> None:
         else:
             with pytest.raises(Refused):
                 beginning.check_class(snapshot(State.READY), policy)
+
+
+def test_a_head_start_leaves_a_create_in_its_pool_and_a_snapshot_does_not() -> None:
+    spec = replace(SPEC, tmp_on_disk=False)
+    started = replace(spec, origin=Origin("snp_x", SaveMode.FULL, or_boot=True), prefer_host="hst_x")
+    assert pool_of(started) == pool_of(spec)
+    assert pool_of(spec) is not None
+    assert pool_of(replace(spec, origin=Origin("snp_x", SaveMode.FULL))) is None

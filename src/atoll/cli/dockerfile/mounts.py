@@ -1,4 +1,4 @@
-"""`RUN --mount`: caches and temporary files as empty directories, `bind` as files that are there for one command."""
+"""`RUN --mount`: what is there for one command, and in no layer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _KNOWN: Final = {
     "bind": frozenset({"type", "target", "source", "from", "rw", "ro"}),
     "cache": frozenset({"type", "target", "id", "sharing", "mode", "uid", "gid", "rw", "ro"}),
     "tmpfs": frozenset({"type", "target", "size"}),
+    "secret": frozenset({"type", "target", "id", "required", "mode", "uid", "gid", "env"}),
+    "ssh": frozenset({"type", "target", "id", "required", "mode", "uid", "gid"}),
 }
 _MODE: Final = re.compile(r"[0-7]{3,4}")
 
@@ -46,23 +48,52 @@ def _one(stage: Stage, text: str, line: int) -> Mounted:
         raise Refused(
             Code.INVALID_REQUEST,
             f"RUN --mount=type={kind[:40]} is not supported",
-            hint="bind, cache and tmpfs are. What is secret is given to sandboxes when they are created, not to builds.",
+            hint=f"There are {', '.join(_KNOWN)}.",
         )
     if unknown := sorted(set(said) - _KNOWN[kind]):
         raise Refused(Code.INVALID_REQUEST, f"RUN --mount=type={kind},{unknown[0][:40]} is not supported")
+    if kind in ("secret", "ssh"):
+        return _secret(kind, said, line)
     if not said.get("target"):
         raise Refused(Code.INVALID_REQUEST, f"RUN --mount=type={kind} names no target")
     target = Words(stage.scope, later=True).one(said["target"])
-    if kind == "cache":
-        stage.notes.append(f"line {line}: the cache {said['target']} is empty at the beginning of each build, and no part of the template")
     if kind != "bind":
-        mode = said.get("mode", "").removeprefix("0o") or ("1777" if kind == "tmpfs" else "755")
-        if not _MODE.fullmatch(mode):
-            raise Refused(Code.INVALID_REQUEST, f"RUN --mount: {mode[:20]!r} is no octal mode")
-        return Mounted(target, None, None, f"{said.get('uid') or 0}:{said.get('gid') or 0}", mode, line)
+        owner, mode = f"{said.get('uid') or 0}:{said.get('gid') or 0}", _mode(said, "1777" if kind == "tmpfs" else "755")
+        if kind == "tmpfs":
+            return Mounted(target, None, None, owner, mode, line)
+        return Mounted(target, None, None, owner, mode, line, "cache", said.get("id") or target)
     named = origin(said["from"], "RUN --mount=from") if "from" in said else None
     source = Words(stage.scope, later=False).one(said.get("source") or ".")
     return Mounted(target, relative(source, clamped=named is not None), named, line=line)
+
+
+def _secret(kind: str, said: dict[str, str], line: int) -> Mounted:
+    """A secret, or an agent that has a key for ssh. Docker's own places and modes."""
+    target, env = said.get("target", ""), said.get("env", "")
+    name = said.get("id") or ("default" if kind == "ssh" else posixpath.basename(target))
+    if not name:
+        raise Refused(Code.INVALID_REQUEST, f"RUN --mount=type={kind} names no id")
+    if "$" in name + target + env:
+        raise Refused(Code.INVALID_REQUEST, f"RUN --mount=type={kind} has no variables")
+    required = said.get("required", "false").lower()
+    if required not in ("true", "false", ""):
+        raise Refused(Code.INVALID_REQUEST, f"RUN --mount=type={kind}: required is true or false, not {required[:20]!r}")
+    if kind == "ssh":
+        if target:
+            raise Refused(
+                Code.INVALID_REQUEST, "RUN --mount=type=ssh,target is not supported", hint="SSH_AUTH_SOCK says where the agent is."
+            )
+        return Mounted("", line=line, kind=kind, id=name, required=True)
+    owner = f"{said.get('uid') or 0}:{said.get('gid') or 0}"
+    place = target or ("" if env else f"/run/secrets/{name}")
+    return Mounted(place, None, None, owner, _mode(said, "400"), line, kind, name, env, required != "false")
+
+
+def _mode(said: dict[str, str], otherwise: str) -> str:
+    mode = said.get("mode", "").removeprefix("0o") or otherwise
+    if not _MODE.fullmatch(mode):
+        raise Refused(Code.INVALID_REQUEST, f"RUN --mount: {mode[:20]!r} is no octal mode")
+    return mode
 
 
 def relative(source: str, *, clamped: bool) -> str:

@@ -23,7 +23,7 @@ URLS: Final = ("http://", "https://")
 _PROCESSORS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _FLAGS: Final = {
     "COPY": frozenset({"from", "chown", "chmod", "link", "exclude"}),
-    "ADD": frozenset({"chown", "chmod", "link", "exclude", "checksum"}),
+    "ADD": frozenset({"chown", "chmod", "link", "exclude", "checksum", "keep-git-dir"}),
     "RUN": frozenset({"mount", "network", "security"}),
     "FROM": frozenset({"platform"}),
 }
@@ -48,6 +48,12 @@ def read(text: str, arguments: Mapping[str, str], *, target: str | None = None) 
 def unsupported(what: str) -> Refused:
     """What to raise for what there is no way to do here."""
     return Refused(Code.INVALID_REQUEST, f"{what} is not supported", hint=ELSEWHERE)
+
+
+def is_repository(source: str) -> bool:
+    """Whether ADD takes a git repository: by what Docker tells it from a file."""
+    address = source.partition("#")[0].partition("?")[0].removesuffix("/")
+    return source.startswith(("git@", "git://", "ssh://")) or (source.startswith(URLS) and address.endswith(".git"))
 
 
 class _Reader:
@@ -154,8 +160,6 @@ class _Reader:
             raise Refused(Code.INVALID_REQUEST, f"{name[:80]!r} is another stage's name, or begins with no letter")
         for wanted in one.flags.get("platform", ()):
             self._notes.append(f"line {one.line}: --platform={wanted} has no effect here: images are for the hosts' processors")
-        if words[0] == "scratch":
-            raise unsupported("FROM scratch")
         parent = next((stage for stage in self._stages if stage.name.lower() == words[0].lower()), None)
         if parent is None:
             # As Docker has it, until the Dockerfile says otherwise.
@@ -207,6 +211,7 @@ class _Reader:
         excluded = tuple(now.one(pattern) for pattern in one.flags.get("exclude", ()))
         if excluded and origin is not None:
             raise unsupported(f"{one.word} --exclude together with --from")
+        keep_git = now.one("".join(one.flags.get("keep-git-dir", ())[-1:])).lower() == "true"
         documents = {document.mark: document for document in one.documents}
         for source in sources:
             content: str | None = None
@@ -215,14 +220,14 @@ class _Reader:
                 path, from_stage = document.name, None
             else:
                 path, from_stage = self._source(one, now.one(source), origin), origin
-            if checksum and not path.startswith(URLS):
+            git = one.word == "ADD" and content is None and is_repository(path)
+            if checksum and not (git or path.startswith(URLS)):
                 raise Refused(Code.INVALID_REQUEST, f"{one.word} --checksum is for what a URL leads to")
-            stage.steps.append(Copied(path, target, owner, mode, one.line, one.word, from_stage, excluded, content, checksum))
+            more = (from_stage, excluded, content, checksum, git, keep_git)
+            stage.steps.append(Copied(path, target, owner, mode, one.line, one.word, *more))
 
     def _source(self, one: Instruction, source: str, origin: str | None) -> str:
-        if one.word == "ADD" and (source.startswith("git@") or source.removesuffix("/").endswith(".git") or ".git#" in source):
-            raise unsupported("ADD of a git repository")
-        if one.word == "ADD" and source.startswith(URLS):
+        if one.word == "ADD" and (source.startswith(URLS) or is_repository(source)):
             return source
         return mounts.relative(source, clamped=origin is not None)
 

@@ -26,6 +26,10 @@ class Copied:
     content: str | None = None
     """Of a here-document."""
     checksum: str = ""
+    git: bool = False
+    """The source is a git repository: `URL[#REF[:DIRECTORY]]`."""
+    keep_git: bool = False
+    """With its `.git`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,12 @@ class Mounted:
     owner: str = ""
     mode: str = ""
     line: int = field(default=0, compare=False)
+    kind: str = "files"
+    """`files`, or `cache`, `secret` or `ssh`, which have an id."""
+    id: str = ""
+    env: str = ""
+    """The variable that a secret is in."""
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,15 @@ from weakref import WeakValueDictionary
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.control.builds.journal import Journal, Page
+from atoll.control.builds.mounting import Secrets
 from atoll.control.builds.port import Workshop
 from atoll.control.builds.steps import SHELL, StepFailed, Steps, forget_passing
 from atoll.control.imports import environment
 from atoll.control.service import Caller
 from atoll.control.templates import Templates
-from atoll.domain.building import Build, Recipe, Result, Stage
+from atoll.domain.building import SCRATCH, Build, Recipe, Result, Stage
 from atoll.planning import recipes
-from atoll.planning.recipes import Action, Context
+from atoll.planning.recipes import Action, Context, Run
 from atoll.store import builds as stored
 from atoll.store import step_locks
 from atoll.store.engine import Store
@@ -56,6 +57,8 @@ class Start:
     command: tuple[str, ...] = ()
     command_user: str = ""
     ready_command: tuple[str, ...] = ()
+    bare: bool = False
+    """It began with nothing, and nothing has run in it: whether it has a shell is not known."""
 
 
 @dataclass(slots=True)
@@ -66,8 +69,9 @@ class Work:
     recipe: Recipe
     caller: Caller
     credentials: Mapping[str, str]
-    """For what the recipe itself begins with; the images of other stages are asked for without."""
+    """For the registry of the image that the recipe begins with, else of the first stage's that begins with one; others are asked without."""
     journal: Journal
+    secrets: Secrets = field(default_factory=Secrets)
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL_MAX))
     made: list[asyncio.Task[Start]] = field(default_factory=list)
     """The stages, in their order."""
@@ -88,11 +92,13 @@ class Builder:
     making: WeakValueDictionary[tuple[str, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """Steps that are under way here, besides the store's locks: builds of one process wait for each other without looking."""
 
-    async def run(self, build: Build, caller: Caller, credentials: Mapping[str, str], journal: Journal) -> Result:
+    async def run(
+        self, build: Build, caller: Caller, credentials: Mapping[str, str], journal: Journal, secrets: Secrets | None = None
+    ) -> Result:
         """Carry the build out. *Errors*: StepFailed; those of the workshop. What went wrong is in the log, too."""
         recipe = build.recipe
         assert recipe is not None
-        work = Work(build, recipe, caller, credentials, journal)
+        work = Work(build, recipe, caller, credentials, journal, secrets or Secrets())
         await asyncio.to_thread(forget_passing, self.archive, build)
         try:
             return await self._run(work)
@@ -109,10 +115,12 @@ class Builder:
         made = await self._stages(work)
         page = Page(work.journal)
         page.begin(FINALIZE)
+        if made.image == SCRATCH:
+            raise StepFailed("the template begins with nothing (FROM scratch), and nothing was copied into it")
         result = _result(work.recipe, made)
         if result.command or result.ready_command:
             page.say(f"starting: {work.recipe.start_command or result.command[-1]}")
-            await self.workshop.try_out(work.build, result)
+            page.say(await self.workshop.try_out(work.build, result))
         page.say(f"the template is ready: image {result.image}")
         return result
 
@@ -131,7 +139,7 @@ class Builder:
     async def _stage(self, work: Work, stage: Recipe | Stage, page: Page) -> Start:
         try:
             start = await self._begin(work, stage, page)
-            image, context = start.image, start.context
+            image, context, bare = start.image, start.context, start.bare
             key, fresh = recipes.base_key(image, context), work.recipe.force
             for number, step in enumerate(stage.steps, 1):
                 origins = {origin: (await work.made[origin]).image for origin in recipes.origins(step)}
@@ -143,9 +151,11 @@ class Builder:
                 if action is None:
                     page.say(name)
                 else:
-                    steps = Steps(work.build, self.workshop, self.archive, work.room, origins, page)
+                    furnished = (await self.templates.get(work.caller, DEFAULT_TEMPLATE)).image if bare else None
+                    steps = Steps(work.build, self.workshop, self.archive, work.room, origins, page, work.secrets, furnished)
                     image = await self._step(steps, action, before, image, key, name=name, fresh=fresh)
-            return Start(image, context, start.command, start.command_user, start.ready_command)
+                    bare = bare and not isinstance(action, Run)
+            return Start(image, context, start.command, start.command_user, start.ready_command, bare)
         except (StepFailed, AtollError):
             work.failed_at = work.failed_at or page.step
             raise
@@ -165,8 +175,11 @@ class Builder:
             context = Context(found.default_user, found.default_workdir, dict(found.env))
             return Start(found.image, context, found.command, found.command_user, found.ready_command)
         assert stage.from_image is not None
+        if stage.from_image == SCRATCH:
+            page.say("FROM nothing")
+            return Start(SCRATCH, Context(), bare=True)
         page.say(f"FROM image {stage.from_image}")
-        credentials = work.credentials if stage is work.recipe else {}
+        credentials = work.credentials if recipes.registry_of(stage.from_image) == recipes.credentials_for(work.recipe) else {}
         pulled = await self.workshop.pull(f"registry:{stage.from_image}", work.caller, credentials, page.told)
         return Start(pulled.image, Context(env=dict(environment(pulled.env))))
 

@@ -23,8 +23,10 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
+from atoll.control.builds import mounting
 from atoll.control.builds.builder import ABANDONED_S, Builder
 from atoll.control.builds.journal import Journal
+from atoll.control.builds.mounting import Secrets
 from atoll.control.builds.port import Workshop
 from atoll.control.builds.steps import StepFailed
 from atoll.control.builds.workshop import on_behalf
@@ -75,6 +77,8 @@ class Builds:
     build_s: float = BUILD_S
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     running: dict[str, Build] = field(default_factory=dict)
+    secrets: dict[str, Secrets] = field(default_factory=dict, repr=False)
+    """Of the builds that run here, and nowhere else: not even sealed."""
     builder: Builder | None = None
     collected_at: float = 0.0
     """Boot seconds, when what nothing needs was thrown away last."""
@@ -184,9 +188,15 @@ class Builds:
         return await self.start(caller, reference, build_id, found.recipe)
 
     async def start(
-        self, caller: Caller, reference: str, build_id: str, recipe: Recipe, credentials: Mapping[str, str] | None = None
+        self,
+        caller: Caller,
+        reference: str,
+        build_id: str,
+        recipe: Recipe,
+        credentials: Mapping[str, str] | None = None,
+        secrets: Mapping[str, bytes] | None = None,
     ) -> Build:
-        """Give a build its recipe, and begin it. Older ones of the same template and tag are cancelled.
+        """Give a build its recipe, and begin it. Older ones of the same template and tag are cancelled. `secrets` stay in memory.
 
         *Errors*: Refused BUILD_NOT_FOUND, TEMPLATE_NOT_FOUND, INVALID_REQUEST (a step, or not waiting any more).
         """
@@ -218,6 +228,7 @@ class Builds:
 
         build, cancelled = await self.store.write(work)
         self._stop(cancelled)
+        self.secrets[build.id] = Secrets(dict(secrets or {}))
         self._spawn(build)
         return build
 
@@ -318,7 +329,9 @@ class Builds:
     def _spawn(self, build: Build) -> None:
         task = asyncio.create_task(self._run(build), name=f"build {build.id}")
         self.tasks[build.id], self.running[build.id] = task, build
-        task.add_done_callback(lambda _done: (self.tasks.pop(build.id, None), self.running.pop(build.id, None)))
+        task.add_done_callback(
+            lambda _done: (self.tasks.pop(build.id, None), self.running.pop(build.id, None), self.secrets.pop(build.id, None))
+        )
 
     def _stop(self, build_ids: Sequence[str]) -> None:
         for build_id in build_ids:
@@ -332,6 +345,7 @@ class Builds:
         try:
             await self.workshop.clear(build)
             await self._ended(build, await self._made(build))
+            await self.workshop.retire()
             await self.workshop.tidy()
         except asyncio.CancelledError:
             await asyncio.shield(self._let_go(build))
@@ -350,12 +364,13 @@ class Builds:
         assert self.workshop is not None
         caller = await self._on_behalf(build)
         credentials = await self._credentials(build)
-        async with Journal(self.store, self.clock, build.id) as journal, self.workshop.keeping():
+        secrets = self.secrets.get(build.id, Secrets(known=False))
+        async with Journal(self.store, self.clock, build.id, hidden=secrets.lines()) as journal, self.workshop.keeping():
             if build.attempts > 1:
                 journal.say("control was stopped meanwhile: going on from what was done", level="warn")
             try:
                 async with asyncio.timeout(self.build_s):
-                    result = await self.builder.run(build, caller, credentials, journal)
+                    result = await self.builder.run(build, caller, credentials, journal, secrets)
                 return replace(build, state=step(MOVES, build.state, Event.DONE), result=result, finished_at=self.clock.now())
             except StepFailed as error:
                 return self._failed(build, Code.BUILD_FAILED, str(error), journal.step)
@@ -474,7 +489,9 @@ class Builds:
         await self.store.write(work)
         if self.workshop is not None:
             await self.workshop.release_orphans()
+            await self.workshop.retire()
         await asyncio.to_thread(_sweep, self.uploads, now - KEPT_S)
+        await asyncio.to_thread(mounting.forget, self.uploads, before=now - KEPT_S)
 
     async def _on_behalf(self, build: Build) -> Caller:
         """Whose things a build may use: its team's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -19,12 +20,13 @@ CHARACTERS_MAX: Final = 4 << 20
 
 
 class Journal:
-    """Of one run of one build; use it as a context, whose end writes what is left."""
+    """Of one run of one build; use it as a context, whose end writes what is left. `hidden`: texts that are never written."""
 
-    def __init__(self, store: Store, clock: Clock, build_id: str) -> None:
+    def __init__(self, store: Store, clock: Clock, build_id: str, *, hidden: Sequence[str] = ()) -> None:
         self._store = store
         self._clock = clock
         self._build_id = build_id
+        self._hidden = hidden
         self._waiting: list[Line] = []
         self._lines = self._characters = 0
         self._full = False
@@ -63,6 +65,8 @@ class Journal:
         self.say(line, level=level, step=step)
 
     def _add(self, level: str, text: str, step: str) -> None:
+        for secret in self._hidden:
+            text = text.replace(secret, "***")
         self._waiting.append(Line(self._clock.now(), level, text[:LINE_CHARACTERS_MAX], step))
 
     async def flush(self) -> None:

@@ -74,12 +74,27 @@ class Workshop(Protocol):
         """A sandbox of the build's team, hidden from its lists, which ends with the context."""
         ...
 
-    async def try_out(self, build: Build, result: Result) -> None:
-        """Begin a sandbox of what was built and end it again. *Errors*: why it did not get ready, e.g. START_COMMAND_FAILED."""
+    async def try_out(self, build: Build, result: Result) -> str:
+        """Begin a sandbox of what was built, keep it as it is then where its host can, and end it again; what the build's log says of that.
+
+        *Errors*: why it did not get ready, e.g. START_COMMAND_FAILED.
+        """
+        ...
+
+    async def retire(self) -> None:
+        """Let go of what builds have kept of sandboxes that nothing names any more. *Idempotency*: a second time finds nothing."""
         ...
 
     async def extend(self, image: str, layer: Layer) -> str:
         """The image with one layer more, and all of it where hosts have it from. *Errors*: Refused IMAGE_REFUSED when it has too many."""
+        ...
+
+    async def compose(self, root: Path) -> str:
+        """An image of one layer, which is this archive; all of it is where hosts have it from, and the archive is gone. *Errors*: as `extend`."""
+        ...
+
+    async def root_of(self, image: str) -> Path:
+        """The archive that `compose` has made an image of. *Errors*: Refused IMAGE_UNAVAILABLE."""
         ...
 
     async def has(self, image: str) -> bool:

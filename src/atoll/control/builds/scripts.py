@@ -6,6 +6,10 @@ from typing import Final
 
 ARCHIVE: Final = "/.atoll/copy.tar"
 """Below what no layer takes in."""
+ROOT: Final = "/.atoll/scratch"
+"""The root of an image that begins with nothing, on a bench that has what is needed to put files into it."""
+SSH_KEY: Final = "/.atoll/ssh-key"
+SSH_SOCKET: Final = "/.atoll/ssh/{}.sock"
 
 _UNPACK: Final = r"""
 set -e
@@ -216,3 +220,72 @@ if [ ! -d "$1" ]; then
 fi
 """
 """PATH OWNER: have a directory; a new one is the owner's."""
+
+KEEP: Final = r"""
+set -e
+rm -f /.atoll/copy.tar
+size=$(du -sk "$1" | cut -f1)
+if [ "$size" -gt "$2" ]; then
+    echo "it has $size KiB, and at most $2 are kept" >&2
+    exit 1
+fi
+cd "$1"
+tar -cf /.atoll/copy.tar .
+"""
+"""TARGET KIB: an archive of what a cache has become, where it has no more than so much."""
+
+SSH_BEGIN: Final = r"""
+set -e
+number=$1 user=$2
+if ! command -v ssh-agent >/dev/null 2>&1; then
+    rm -f /.atoll/ssh-key
+    echo "the image has no ssh-agent: install openssh-client before" >&2
+    exit 1
+fi
+mkdir -p "/.atoll/ssh/$number"
+chmod 711 /.atoll /.atoll/ssh
+mv /.atoll/ssh-key "/.atoll/ssh/$number/key"
+chmod 600 "/.atoll/ssh/$number/key"
+owner=${user%%:*}
+chown -R "$owner" "/.atoll/ssh/$number"
+cat >"/.atoll/ssh/$number/begin" <<'end'
+set -e
+ssh-agent -a "$1/agent.sock" >"$1/agent"
+SSH_AUTH_SOCK=$1/agent.sock ssh-add -q "$1/key" </dev/null
+end
+if [ "$(id -u "$owner")" = 0 ]; then
+    sh "/.atoll/ssh/$number/begin" "/.atoll/ssh/$number"
+else
+    su -s /bin/sh "$owner" -c "sh /.atoll/ssh/$number/begin /.atoll/ssh/$number"
+fi
+rm -f "/.atoll/ssh/$number/key" "/.atoll/ssh/$number/begin"
+ln -s "/.atoll/ssh/$number/agent.sock" "/.atoll/ssh/$number.sock"
+"""
+"""NUMBER USER: an agent of the user's has the key that was put beside it, which goes."""
+
+SSH_END: Final = r"""
+. "/.atoll/ssh/$1/agent" >/dev/null 2>&1
+if [ -n "$SSH_AGENT_PID" ]; then kill "$SSH_AGENT_PID" 2>/dev/null; fi
+rm -rf "/.atoll/ssh/$1" "/.atoll/ssh/$1.sock"
+"""
+"""NUMBER: what SSH_BEGIN has done is undone."""
+
+SEED: Final = (
+    _UNPACK
+    + r"""
+rm -rf /.atoll/scratch
+mkdir -p /.atoll/scratch
+cd /.atoll/scratch
+if [ -e /.atoll/copy.tar ]; then unpack -p; fi
+rm -f /.atoll/copy.tar
+"""
+)
+"""The archive, if there is one, is the root of the image that begins with nothing."""
+
+PACK: Final = r"""
+set -e
+rm -f /.atoll/copy.tar
+cd /.atoll/scratch
+tar --numeric-owner -cf /.atoll/copy.tar .
+"""
+"""That root as an archive."""

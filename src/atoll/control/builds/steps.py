@@ -2,7 +2,8 @@
 
 Theory of operation. Whatever a step takes from elsewhere is one archive in control's folder: the client has sent it, or a bench on the other
 stage's image packs it, for as long as this step needs it. No two benches are open for one step at a time, so a build that may have one bench
-only gets on, too. What a RUN mounts is put at its place before it and taken away after it, within its bench.
+only gets on, too. What a RUN mounts is put at its place before it and taken away after it (`mounting.py`), within its bench. Files are put
+into an image that begins with nothing on a bench that has a shell (`furnished`), as one archive of its whole root, until something runs in it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import os
 import posixpath
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import AtollError, Code
 from atoll.control.builds import scripts
 from atoll.control.builds.journal import Page
+from atoll.control.builds.mounting import Caches, Missing, Mounting, Secrets
 from atoll.control.builds.port import Bench, Layer, Workshop
-from atoll.domain.building import Build
+from atoll.domain.building import SCRATCH, Build
 from atoll.planning.recipes import Action, Context, Copy, MakeDirectory, Run
 
 ROOT: Final = "root"
@@ -47,11 +49,18 @@ class Steps:
     origins: Mapping[int, str]
     """The images of the stages that the step takes files of."""
     page: Page
+    secrets: Secrets
+    furnished: str | None = None
+    """An image with a shell, for steps that put files into one that begins with nothing."""
 
     async def take(self, action: Action, context: Context, image: str) -> str:
         """The image after a step. *Errors*: StepFailed; those of the workshop."""
         async with contextlib.AsyncExitStack() as kept:
             archives = [await kept.enter_async_context(self._archive(*one)) for one in _needs(action)]
+            if self.furnished is not None and not isinstance(action, Run):
+                return await self._compose(action, image, archives, self.furnished)
+            if image == SCRATCH:
+                raise StepFailed("nothing runs in an image that begins with nothing (FROM scratch) before files are copied into it")
             layer = await self._layer(action, context, image, archives, last=False) or await self._layer(
                 action, context, image, archives, last=True
             )
@@ -65,14 +74,9 @@ class Steps:
         async with self.room, self.workshop.bench(self.build, image) as bench:
             match action:
                 case Run():
-                    await self._mount(bench, action, archives)
-                    await self._run(bench, action, context)
-                    for number, mount in reversed([*enumerate(action.mounts)]):
-                        await self._script(bench, scripts.UNMOUNT, [str(number), mount.target], f"the mount at {mount.target!r}")
-                case Copy():
-                    await self._copy(bench, action, archives[0])
-                case MakeDirectory():
-                    await self._script(bench, scripts.MAKE_DIRECTORY, [action.path, action.owner], f"the directory {action.path!r}")
+                    await self._run(bench, action, context, archives)
+                case Copy() | MakeDirectory():
+                    await self._put(bench, action, archives)
             try:
                 return await bench.layer()
             except AtollError as error:
@@ -80,6 +84,22 @@ class Steps:
                     raise
                 self.page.say(f"its sandbox went before its files could be had ({error.message.splitlines()[0][:200]}): once more")
                 return None
+
+    async def _compose(self, action: Copy | MakeDirectory, image: str, archives: Sequence[Path], furnished: str) -> str:
+        """The image that began with nothing, with what a step puts into it."""
+        before = None if image == SCRATCH else await self.workshop.root_of(image)
+        packed = await asyncio.to_thread(_passing, self.archive, self.build)
+        try:
+            async with self.room, self.workshop.bench(self.build, furnished) as bench:
+                if before is not None:
+                    await bench.put(scripts.ARCHIVE, before)
+                await self._script(bench, scripts.SEED, [], "the root of the image")
+                await self._put(bench, _below(scripts.ROOT, action), archives)
+                await self._script(bench, scripts.PACK, [], "the root of the image")
+                await bench.get(scripts.ARCHIVE, packed)
+            return await self.workshop.compose(packed)
+        finally:
+            packed.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
     async def _archive(self, source: str, files_hash: str | None, from_stage: int | None) -> AsyncIterator[Path]:
@@ -90,6 +110,8 @@ class Steps:
                 raise StepFailed(f"the files of COPY {source} were not uploaded ({files_hash})")
             yield path
             return
+        if self.origins[from_stage] == SCRATCH:
+            raise StepFailed(f"there is no /{source}: that stage has no files")
         path = await asyncio.to_thread(_passing, self.archive, self.build)
         try:
             async with self.room, self.workshop.bench(self.build, self.origins[from_stage]) as bench:
@@ -99,23 +121,27 @@ class Steps:
         finally:
             path.unlink(missing_ok=True)
 
-    async def _mount(self, bench: Bench, action: Run, archives: Sequence[Path]) -> None:
-        waiting = list(archives)
-        for number, mount in enumerate(action.mounts):
-            how = ""
-            if mount.source is not None:
-                await bench.put(scripts.ARCHIVE, waiting.pop(0))
-                how = "-o" if mount.from_stage is None else "-p"
-            arguments = [str(number), mount.target, mount.source or ".", how, mount.owner, mount.mode]
-            await self._script(bench, scripts.MOUNT, arguments, f"the mount at {mount.target!r}")
+    async def _put(self, bench: Bench, action: Copy | MakeDirectory, archives: Sequence[Path]) -> None:
+        match action:
+            case Copy():
+                await self._copy(bench, action, archives[0])
+            case MakeDirectory():
+                await self._script(bench, scripts.MAKE_DIRECTORY, [action.path, action.owner], f"the directory {action.path!r}")
 
-    async def _run(self, bench: Bench, action: Run, context: Context) -> None:
-        command = [*SHELL, action.command]
-        ended = await bench.run(command, user=action.user, cwd=context.workdir, env=context.env, told=self.page.told)
+    async def _run(self, bench: Bench, action: Run, context: Context, archives: Sequence[Path]) -> None:
+        caches = Caches(self.archive(self.build.team_id, "").parent / "caches")
+        mounting = Mounting(bench, action, self.page, self._script, self.secrets, caches)
+        try:
+            await mounting.begin(archives)
+        except Missing as error:
+            raise StepFailed(str(error)) from error
+        env = {**context.env, **mounting.env}
+        ended = await bench.run([*SHELL, action.command], user=action.user, cwd=context.workdir, env=env, told=self.page.told)
         if ended.error is not None:
             raise StepFailed(f"failed to run command '{action.command}': command failed: {ended.error}")
         if ended.status != 0:
             raise StepFailed(f"failed to run command '{action.command}': exit status {ended.status}")
+        await mounting.end()
 
     async def _copy(self, bench: Bench, action: Copy, archive: Path) -> None:
         await bench.put(scripts.ARCHIVE, archive)
@@ -136,6 +162,12 @@ class Steps:
         ended = await bench.run(["/bin/sh", "-c", script, "sh", *arguments], user=ROOT, cwd="/", env={}, told=told)
         if ended.error is not None or ended.status != 0:
             raise StepFailed(f"{what} failed: {ended.error or '; '.join(said[-3:]) or f'exit status {ended.status}'}")
+
+
+def _below(root: str, action: Copy | MakeDirectory) -> Copy | MakeDirectory:
+    if isinstance(action, Copy):
+        return replace(action, target=root + action.target)
+    return replace(action, path=root + action.path)
 
 
 def _needs(action: Action) -> list[tuple[str, str | None, int | None]]:

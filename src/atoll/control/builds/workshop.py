@@ -21,9 +21,11 @@ from atoll.control.captures import Captures
 from atoll.control.imports import IMPORT_S, Imports
 from atoll.control.sandboxes import Sandboxes
 from atoll.control.service import Caller
+from atoll.control.snapshots import Taking
 from atoll.domain.building import Build, Result, client_of, version
 from atoll.domain.sandbox import Sandbox
-from atoll.domain.spec import NetworkSpec, Spec
+from atoll.domain.snapshot import Purpose
+from atoll.domain.spec import NetworkSpec, SaveMode, Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
 from atoll.images import assembling
@@ -106,12 +108,28 @@ class SandboxWorkshop:
             finally:
                 await inside.close()
 
-    async def try_out(self, build: Build, result: Result) -> None:
+    async def try_out(self, build: Build, result: Result) -> str:
         """See Workshop."""
         template = version(_plain(build, result.image), build, result, now=build.created_at)
         # As every sandbox of it will be: nothing that a step has left in the guest's tmp is there any more.
-        async with self._sandbox(build, template, tmp_on_disk=False):
-            pass
+        async with self._sandbox(build, template, tmp_on_disk=False, disk_mib=build.disk_mib) as sandbox:
+            return await self._keep(build, sandbox)
+
+    async def _keep(self, build: Build, sandbox: Sandbox) -> str:
+        """Keep what runs in it for sandboxes of this build to begin from; that is no condition of a build. What came of it."""
+        snapshots = self.sandboxes.snapshots
+        try:
+            taken = await snapshots.take(await self._caller(build), sandbox.id, Taking(SaveMode.FULL, purpose=Purpose.TEMPLATE))
+        except AtollError as error:
+            return f"the start command is ready; each sandbox begins it anew ({error.code}: {error.message.splitlines()[0][:300]})"
+        if taken.mode is not SaveMode.FULL:
+            await snapshots.let_go(taken.id)
+            return f"the start command is ready; each sandbox begins it anew ({sandbox.spec.isolation} keeps no memory)"
+        return f"the start command is ready and kept as it runs ({-(-taken.size_bytes >> 20)} MiB): sandboxes begin with it"
+
+    async def retire(self) -> None:
+        """See Workshop."""
+        await self.sandboxes.snapshots.retire()
 
     async def extend(self, image: str, layer: Layer) -> str:
         """See Workshop."""
@@ -120,6 +138,19 @@ class SandboxWorkshop:
         made = await asyncio.to_thread(assembling.extend, library.bench, image, layer=layer.digest, size=layer.size)
         await library.publish(made)
         return made
+
+    async def compose(self, root: Path) -> str:
+        """See Workshop."""
+        library = self._library
+        made = await asyncio.to_thread(assembling.compose, library.bench, root)
+        await library.publish(made)
+        return made
+
+    async def root_of(self, image: str) -> Path:
+        """See Workshop."""
+        await self._library.documents(image)
+        (digest,) = await asyncio.to_thread(assembling.layers_of, self._library.bench, image)
+        return await self._library.blob(digest)
 
     async def has(self, image: str) -> bool:
         """See Workshop."""
@@ -158,14 +189,14 @@ class SandboxWorkshop:
         return self.imports.library
 
     @contextlib.asynccontextmanager
-    async def _sandbox(self, build: Build, template: Template, *, tmp_on_disk: bool) -> AsyncIterator[Sandbox]:
+    async def _sandbox(self, build: Build, template: Template, *, tmp_on_disk: bool, disk_mib: int | None = None) -> AsyncIterator[Sandbox]:
         caller = await self._caller(build)
         policy = self.sandboxes.configuration.current.classes[self.sandboxes.configuration.current.default_class]
         request = CreateRequest(
             timeout_s=min(int(self.step_s + START_S), policy.timeout_s_max),
             cpu_millis=build.cpu_millis,
             memory_mib=build.memory_mib,
-            disk_mib=min(max(build.disk_mib, DISK_MIB), policy.disk_mib.max),
+            disk_mib=min(disk_mib or max(build.disk_mib, DISK_MIB), policy.disk_mib.max),
             network=NetworkSpec(public_traffic=False),
         )
 

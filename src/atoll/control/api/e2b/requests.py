@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from typing import Annotated, Any, Final
 
@@ -9,10 +11,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from atoll.base.errors import Code, Refused
 from atoll.control.api.egress import network_spec, unsupported
-from atoll.domain.building import Mount, Recipe, Stage, Step, StepKind
+from atoll.domain.building import Mount, MountKind, Recipe, Stage, Step, StepKind
 from atoll.domain.spec import NetworkSpec, OnEnd, SaveMode
 from atoll.planning.resolve import CreateRequest
 
+SECRET_BYTES_MAX: Final = 500_000
 INT32_MAX: Final = 2**31 - 1
 V1_TIMEOUT_S: Final = 15
 V2_TIMEOUT_S: Final = 300
@@ -202,6 +205,10 @@ class BuildMount(Message):
     from_stage: int | None = Field(default=None, alias="fromStage")
     owner: str = ""
     mode: str = ""
+    kind: MountKind = MountKind.FILES
+    id: Annotated[str, Field(max_length=256)] = ""
+    env: Annotated[str, Field(max_length=256)] = ""
+    required: bool = False
 
 
 class BuildStep(Message):
@@ -249,6 +256,8 @@ class BuildStart(BuildBeginning):
     """Body of POST /v2/templates/{id}/builds/{id}."""
 
     from_image_registry: Registry | None = Field(default=None, alias="fromImageRegistry", repr=False)
+    secrets: dict[str, str] = Field(default_factory=dict, max_length=64, repr=False)
+    """Atoll's own: what mounts of the kinds `secret` and (`ssh:ID`) `ssh` are to have, in base64. Kept in memory until the build has ended."""
     force: bool | None = None
     stages: list[BuildStage] | None = None
     start_cmd: str | None = Field(default=None, alias="startCmd")
@@ -294,9 +303,25 @@ def _steps(beginning: BuildBeginning, where: str) -> tuple[Step, ...]:
             raise Refused(Code.INVALID_REQUEST, f"step {number}: {one.type!r} is none of {', '.join(StepKind)}")
         for mount in one.mounts:
             refuse_unknown(mount, f"{where}steps.{number}.mounts.")
-        mounts = tuple(Mount(it.target, it.source, it.files_hash, it.from_stage, it.owner, it.mode) for it in one.mounts)
+        mounts = tuple(
+            Mount(it.target, it.source, it.files_hash, it.from_stage, it.owner, it.mode, it.kind, it.id, it.env, it.required)
+            for it in one.mounts
+        )
         steps.append(Step(StepKind(one.type), tuple(one.args), one.files_hash, bool(one.force), one.from_stage, mounts))
     return tuple(steps)
+
+
+def secrets(body: BuildStart) -> dict[str, bytes]:
+    """What mounts are to have. *Errors*: INVALID_REQUEST, in which nothing of it is."""
+    found = {}
+    for name, text in body.secrets.items():
+        try:
+            found[name] = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise Refused(Code.INVALID_REQUEST, f"secret {name[:80]!r} is not in base64") from None
+        if len(found[name]) > SECRET_BYTES_MAX:
+            raise Refused(Code.INVALID_REQUEST, f"secret {name[:80]!r} has more than {SECRET_BYTES_MAX} bytes")
+    return found
 
 
 def registry_credentials(registry: Registry | None) -> dict[str, str]:

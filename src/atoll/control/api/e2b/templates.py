@@ -117,7 +117,8 @@ class Templates:
         body = call.json(requests.BuildStart)
         recipe = requests.recipe(body)
         credentials = requests.registry_credentials(body.from_image_registry)
-        await self.builds.start(call.caller, call.params["templateID"], call.params["buildID"], recipe, credentials)
+        secrets = requests.secrets(body)
+        await self.builds.start(call.caller, call.params["templateID"], call.params["buildID"], recipe, credentials, secrets)
         return Answer(202)
 
     async def status(self, call: Call) -> Answer:

@@ -45,7 +45,9 @@ def sandbox(
         "conditions": sorted(condition.value for condition in one.conditions),
         "bootstrapExposed": one.bootstrap_exposed,
         "template": {"id": spec.template_id, "name": spec.image_name},
-        "origin": {"snapshotId": spec.origin.snapshot_id, "mode": spec.origin.mode.value} if spec.origin is not None else None,
+        "origin": {"snapshotId": spec.origin.snapshot_id, "mode": spec.origin.mode.value}
+        if spec.origin is not None and not spec.origin.or_boot
+        else None,
         "class": spec.class_name,
         "isolation": spec.isolation.value,
         "machine": machine(spec.isolation, isolated_by),

@@ -1,0 +1,215 @@
+"""Head starts: what a build keeps of its start command, which creates begin from it, and when it goes; with scripted agents."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from atoll.control.builds.workshop import SandboxWorkshop
+from atoll.domain.building import Build, Result, State, client_of, version
+from atoll.domain.snapshot import State as Kept
+from atoll.domain.spec import SaveMode
+from atoll.store import builds, snapshots, tenancy
+from atoll.wire import agent as wire
+from tests import builders
+from tests.builders import IMAGE
+from tests.sim.test_snapshots import state_of, until_gone
+from tests.sim.world import Agent, World, failing, keeper, obedient
+
+RESULT = Result(image=IMAGE, env=(("OF", "template"),), command=("/bin/serve",), command_user="user", ready_command=("/bin/ask",))
+
+
+def shop_of(world: World) -> SandboxWorkshop:
+    """The real one, without its store of images: nothing here is unpacked."""
+    sandboxes: Any = world.running.service._sandboxes
+    return SandboxWorkshop(sandboxes, None, None, None, 60.0, None)  # type: ignore[arg-type]
+
+
+async def built(world: World, build_id: str, *, name: str = "served") -> tuple[Build, str]:
+    """A build of a template of that name that has come to its end; and what its workshop said."""
+    team = await world.store.read(lambda conn: tenancy.team(conn, "default"))
+    known = await world.store.read(lambda conn: builds.templates_of(conn, team.id, name))
+    template = known[0] if known else builders.template(team_id=team.id, name=name, aliases=(name,), public=False, image="", build_id="")
+    build = Build(
+        build_id, 1, template.id, team.id, name, ("default",), State.BUILDING, template.cpu_millis, template.memory_mib, template.disk_mib,
+        world.clock.now(),
+    )  # fmt: skip
+
+    def begin(conn: Any) -> None:
+        if not known:
+            tenancy.put_template(conn, template)
+        builds.add(conn, build)
+
+    await world.store.write(begin)
+    said = await shop_of(world).try_out(build, RESULT)
+
+    def end(conn: Any) -> None:
+        builds.commit(conn, replace(build, state=State.READY, result=RESULT, finished_at=world.clock.now()))
+        builds.tag(conn, template.id, "default", build_id, now=world.clock.now())
+        tenancy.put_template(conn, version(template, build, RESULT, now=world.clock.now()))
+
+    await world.store.write(end)
+    await shop_of(world).retire()
+    return build, said
+
+
+async def kept(world: World, build: Build) -> str | None:
+    found = await world.store.read(lambda conn: snapshots.head_start(conn, build.team_id, client_of(build.id)))
+    return None if found is None else str(found.id)
+
+
+async def first_words(world: World, sandbox_id: str) -> dict[str, Any]:
+    items = (await world.call("GET", f"/v1/sandboxes/{sandbox_id}/events")).json()["items"]
+    return dict(next(one["data"] for one in items if one["type"] == "sandbox.accepted"))
+
+
+def begun(agent: Agent, sandbox_id: str) -> wire.Command:
+    return next(one for one in reversed(agent.commands) if one.sandbox_id == sandbox_id)
+
+
+async def test_a_build_keeps_its_start_command_and_creates_begin_with_it(world: World, agent: Agent) -> None:
+    async with agent.at_work():
+        before = await world.used(agent.host_id)
+        build, said = await built(world, "00000000-0000-4000-8000-00000000000a")
+        assert "kept as it runs (3 MiB)" in said
+        moment = await kept(world, build)
+        assert moment is not None
+        async with asyncio.timeout(10):
+            while (await world.used(agent.host_id)).disk_mib != before.disk_mib + 3:
+                await asyncio.sleep(0.01)  # Its sandbox goes; what is kept is counted in the host's disk.
+        assert (await world.call("GET", "/v1/snapshots")).json()["items"] == [], "no list shows it"
+        assert (await world.call("DELETE", f"/v1/snapshots/{moment}")).status_code == 404
+        made = await world.create(template="served")
+        assert made["origin"] is None
+        assert (await first_words(world, made["id"]))["head_start"] == moment
+        spec = begun(agent, made["id"]).spec
+        assert spec is not None
+        assert spec.origin is not None
+        assert (spec.origin.snapshot_id, spec.origin.or_boot, spec.prefer_host, spec.require_host) == (moment, True, agent.host_id, None)
+        assert agent.payloads[made["id"]].env["OF"] == "template"
+        for body, because in (
+            ({"env": {"A": "b"}}, "environment"), ({"size": {"memoryMib": 1024}}, "memory_mib"), ({"class": "shared-kernel"}, "isolation"),
+        ):  # fmt: skip
+            if (answer := await world.call("POST", "/v1/sandboxes", json={"template": "served", **body})).status_code == 201:
+                words = await first_words(world, answer.json()["id"])
+                assert words["head_start"] == "none"
+                assert because in words["because"]
+                other = begun(agent, answer.json()["id"]).spec
+                assert other is not None
+                assert other.origin is None
+            else:
+                assert "class" in body, answer.text
+        assert "head_start" not in await first_words(world, (await world.create())["id"]), "base has no start command"
+
+
+async def test_it_goes_with_its_build_and_with_its_template(world: World, agent: Agent) -> None:
+    async with agent.at_work():
+        first, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
+        old = await kept(world, first)
+        second, _ = await built(world, "00000000-0000-4000-8000-00000000000b")
+        new = await kept(world, second)
+        assert old is not None
+        assert new is not None
+        await until_gone(world, old)
+        assert await state_of(world, new) is Kept.READY
+        assert (await world.call("DELETE", "/v1/templates/served")).status_code in (200, 204)
+        await until_gone(world, new)
+        assert not agent.kept
+
+
+async def test_a_build_that_is_run_again_keeps_the_newest_alone(world: World, agent: Agent) -> None:
+    async with agent.at_work():
+        build, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
+        first = await kept(world, build)
+        assert first is not None
+        await shop_of(world).try_out(build, RESULT)
+        again = await kept(world, build)
+        assert again != first
+        await shop_of(world).retire()
+        await until_gone(world, first)
+        assert await kept(world, build) == again
+
+
+async def test_who_begins_from_it_is_waited_for(world: World, agent: Agent) -> None:
+    async with agent.at_work():
+        build, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
+        moment = await kept(world, build)
+        assert moment is not None
+        agent.script = lambda command: None  # It takes its time to begin.
+        late = await world.accept(template="served")
+        await built_anew(world)
+        assert await state_of(world, moment) is Kept.READY, "somebody is being begun from it"
+        await world.release(late)
+        agent.script = obedient
+        await shop_of(world).retire()
+        await until_gone(world, moment)
+
+
+async def built_anew(world: World) -> None:
+    """The template has a version that keeps nothing; its older one is named by nothing."""
+
+    def other(conn: Any) -> None:
+        team = tenancy.team(conn, "default")
+        assert team is not None
+        (mine,) = builds.templates_of(conn, team.id, "served")
+        tenancy.put_template(conn, replace(mine, build_id="00000000-0000-4000-8000-00000000000f"))
+        builds.tag(conn, mine.id, "default", "00000000-0000-4000-8000-00000000000f", now=world.clock.now())
+
+    await world.store.write(other)
+    await shop_of(world).retire()
+
+
+@pytest.mark.parametrize("how", ["files", "full"])
+async def test_what_cannot_be_kept_is_no_condition_of_a_build(world: World, agent: Agent, how: str) -> None:
+    def keeping(order: wire.SnapshotOrder) -> wire.SnapshotSeen | None:
+        if order.wish is wire.SnapshotWish.DROP:
+            return keeper(order)
+        if how == "files":
+            return keeper(order).model_copy(update={"save_mode": SaveMode.FILES})
+        return wire.SnapshotSeen(id=order.id, state=wire.SnapshotState.FAILED, code="HOST_DISK_FULL", message="no room")
+
+    agent.keeping = keeping
+    async with agent.at_work():
+        build, said = await built(world, "00000000-0000-4000-8000-00000000000a")
+        assert "begins it anew" in said
+        assert ("keeps no memory" if how == "files" else "HOST_DISK_FULL") in said
+        assert await kept(world, build) is None
+        made = await world.create(template="served")
+        assert "head_start" not in await first_words(world, made["id"])
+        async with asyncio.timeout(10):
+            while agent.kept:
+                await asyncio.sleep(0.01)
+
+
+async def test_what_fails_with_it_begins_without(world: World, agent: Agent) -> None:
+    async with agent.at_work():
+        await built(world, "00000000-0000-4000-8000-00000000000a")
+
+        def script(command: wire.Command) -> Any:
+            return (
+                failing("GUEST_BOOT_TIMEOUT")(command)
+                if command.spec is not None and command.spec.origin is not None
+                else obedient(command)
+            )
+
+        agent.script = script
+        made = await world.create(template="served")
+        assert made["state"] == "ready"
+        assert made["generation"] == 2
+
+
+async def test_a_host_that_boots_it_has_its_reason_in_the_history(world: World, agent: Agent) -> None:
+    async with agent.at_work():
+        await built(world, "00000000-0000-4000-8000-00000000000a")
+        agent.script = lambda command: (
+            {**done, "reason": "SNAPSHOT_UNAVAILABLE", "detail": "not here"}
+            if (done := obedient(command)) and done["observed"] == "running"
+            else done
+        )
+        made = await world.create(template="served")
+        items = (await world.call("GET", f"/v1/sandboxes/{made['id']}/events")).json()["items"]
+        (ready,) = [one["data"] for one in items if one["type"] == "sandbox.ready"]
+        assert (ready["reason"], ready["detail"]) == ("SNAPSHOT_UNAVAILABLE", "not here")
