@@ -494,7 +494,10 @@ class Load:
 
     rig: Rig
     created: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+    """Somebody has asked for its end; whose answer was lost may have been heard all the same."""
     ended: set[str] = field(default_factory=set)
+    """And was told so."""
     refused: Counter[str] = field(default_factory=Counter)
 
     def create(self, *, timeout_s: int = 3600) -> str | None:
@@ -518,6 +521,7 @@ class Load:
         return None
 
     def end(self, sandbox_id: str) -> None:
+        self.asked.add(sandbox_id)
         for attempt in range(6):
             try:
                 with self.rig.api((self.rig._living() + attempt) % len(self.rig.replicas), timeout_s=10) as api:
@@ -533,7 +537,7 @@ class Load:
     def lost(self) -> list[str]:
         """Sandboxes that were promised, that nobody ended, and that are gone all the same."""
         living = self.rig.living()
-        return [f"{one}: {self.rig.get(one)['reason']}" for one in sorted(self.created - self.ended - set(living))]
+        return [f"{one}: {self.rig.get(one)['reason']}" for one in sorted(self.created - self.asked - set(living))]
 
     def undead(self) -> list[str]:
         """Sandboxes that were ended and live all the same."""
