@@ -200,6 +200,14 @@ async def test_a_create_that_finds_no_room_gets_that_of_a_guest(world: World, ag
         assert policy["count"] == 8
 
 
+async def test_what_never_fits_keeps_nobody_from_making_guests(world: World, agent: Agent) -> None:
+    async with agent.at_work():
+        hopeless = await world.accept(size={"memoryMib": 16_384})
+        await keep(world, 2)
+        await until_warm(world, 2)
+        assert (await world.facts(hopeless)).sandbox.state == "pending"
+
+
 async def test_a_start_that_fails_is_not_tried_again_at_once(world: World, agent: Agent) -> None:
     agent.script = failing("START_FAILED", "no kernel")
     async with agent.at_work():

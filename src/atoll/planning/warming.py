@@ -267,6 +267,16 @@ def give_up(spec: Spec, guests: Iterable[Guest], adverts: Iterable[Advert], *, n
     return min(found, default=(0, "", ()))[2]
 
 
+def could_fit(spec: Spec, adverts: Iterable[Advert], *, now: float) -> bool:
+    """Whether a sandbox of this spec fits on some host once enough of what is there has ended. What never fits need not be waited for."""
+    need = spec.vector()
+    for advert in adverts:
+        against = placing.objections(advert, spec, now=now)
+        if all(one.filter in _OF_ROOM for one in against) and not any(True for _ in placing.room(advert.host.capacity, need)):
+            return True
+    return False
+
+
 _OF_ROOM: Final = frozenset(
     {
         placing.Filter.INSUFFICIENT_CPU,

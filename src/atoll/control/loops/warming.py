@@ -22,7 +22,7 @@ from atoll.base.errors import AtollError, Code
 from atoll.control.warming import Warming
 from atoll.domain.warmth import OWN_TEAM, WarmPolicy
 from atoll.planning.stimuli import ReleaseRequested
-from atoll.planning.warming import Guest, Plan, Wanted, give_up, plan
+from atoll.planning.warming import Guest, Plan, Wanted, could_fit, give_up, plan
 from atoll.store import warmth
 from atoll.telemetry import events as names
 from atoll.telemetry import metrics as m
@@ -119,16 +119,19 @@ class WarmKeeper:
         return wanted, lost
 
     def _somebody_waits(self) -> bool:
-        return any(one.team_id != OWN_TEAM for one in self.warming.reconciler.waiting.values())
+        reconciler, now = self.warming.reconciler, self.clock.now()
+        specs = {one.spec for one in reconciler.waiting.values() if one.team_id != OWN_TEAM}
+        return any(could_fit(spec, reconciler.directory.adverts(), now=now) for spec in specs)
 
     async def _give_up(self, guests: Sequence[Guest]) -> None:
         """What goes for those that have found no room."""
         short, self.warming.short_of = self.warming.short_of, {}
         if not short:
             return
-        self._held_until = self.clock.boot() + HELD_S
         left = list(guests)
         adverts = list(self.warming.reconciler.directory.adverts())
+        if any(could_fit(spec, adverts, now=self.clock.now()) for spec in short.values()):
+            self._held_until = self.clock.boot() + HELD_S
         for spec in short.values():
             gone = give_up(spec, left, adverts, now=self.clock.now())
             left = [guest for guest in left if guest.id not in gone]
