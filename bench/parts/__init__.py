@@ -8,7 +8,24 @@ from typing import Final
 
 from atoll.drivers.oci.config import RuntimeKind
 from bench.findings import Finding
-from bench.parts import ahead, alone, creates, deletes, dense, docker, idle, images, inside, machines, many, placing, rest, stores, warm
+from bench.parts import (
+    ahead,
+    alone,
+    creates,
+    deletes,
+    dense,
+    docker,
+    idle,
+    images,
+    inside,
+    machines,
+    many,
+    moments,
+    placing,
+    rest,
+    stores,
+    warm,
+)
 from bench.world import World
 
 
@@ -33,6 +50,7 @@ PARTS: Final = (
     Part("streams-crun", "bulk, shared kernel", lambda world: inside.streams(world, RuntimeKind.CRUN)),
     Part("rest", "suspend and resume", rest.measure),
     Part("ahead", "start commands that are kept as they run", ahead.measure),
+    Part("moments", "to the artifact store and back", moments.measure),
     Part("machines", "machines saved, restored, cloned", machines.measure),
     Part("warm", "guests made ahead", warm.measure),
     Part("images-builds", "rebuilds of a template", images.builds),

@@ -76,7 +76,7 @@ async def _our_clones(world: World, count: int, keep: Sample, fork: Sample) -> N
     made = await world.api.create(CLASS[RuntimeKind.RUNSC], **SIZE)
     clones: list[Made] = []
     try:
-        await _hold(world.api.through_edge(made), HEAPS_MIB[-1])
+        await hold(world.api.through_edge(made), HEAPS_MIB[-1])
         began = time.perf_counter()
         snapshot_id = await world.api.snapshot(made)
         keep.add(time.perf_counter() - began)
@@ -95,7 +95,7 @@ async def _bare_clones(world: World, count: int, keep: Sample, fork: Sample) -> 
     directory = Path(tempfile.mkdtemp(prefix="atoll-image.", dir="/var/tmp"))
     clones: list[Prepared] = []
     try:
-        await _hold(await world.bare.start(parent), HEAPS_MIB[-1])
+        await hold(await world.bare.start(parent), HEAPS_MIB[-1])
         began = time.perf_counter()
         await world.bare.keep(parent, directory / "image")
         took_s = time.perf_counter() - began
@@ -116,7 +116,8 @@ async def _begin(world: World, prepared: Prepared) -> None:
     await (await world.bare.start(prepared)).run(TRUE)
 
 
-async def _hold(inside: Inside, mib: int) -> None:
+async def hold(inside: Inside, mib: int) -> None:
+    """Have a process there that holds so much that cannot be compressed."""
     if mib:
         command = f'(python3 -c "{HOLD.format(mib=mib)}" >/dev/null 2>&1 &); until [ -e /tmp/held ]; do sleep 0.05; done'
         await inside.run(("/bin/sh", "-c", command))
@@ -126,7 +127,7 @@ async def _ours(world: World, mib: int, save: Sample, back: Sample) -> None:
     made = await world.api.create(CLASS[RuntimeKind.RUNSC], **SIZE)
     try:
         inside = world.api.through_edge(made)
-        await _hold(inside, mib)
+        await hold(inside, mib)
         began = time.perf_counter()
         await world.api.rest(made, "suspend")
         save.add(time.perf_counter() - began)
@@ -142,7 +143,7 @@ async def _bare(world: World, mib: int, save: Sample, back: Sample) -> None:
     prepared = await world.bare.prepare(RuntimeKind.RUNSC, **SIZE, pids_max=PIDS_MAX)
     directory = Path(tempfile.mkdtemp(prefix="atoll-image.", dir="/var/tmp"))
     try:
-        await _hold(await world.bare.start(prepared), mib)
+        await hold(await world.bare.start(prepared), mib)
         began = time.perf_counter()
         await world.bare.save(prepared, directory / "image")
         save.add(time.perf_counter() - began)

@@ -34,6 +34,8 @@ from atoll.programs.users import Account
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = ROOT / ".venv" / "bin" / "atoll"
 IMAGE = "sha256:" + "0" * 64
+CACHE = Path(os.environ.get("ATOLL_CACHE") or "/var/cache/atoll")
+"""Of ready-made images, for real drivers."""
 START_S = 60.0
 LIVING_OUT = frozenset({"released", "failed"})
 
@@ -334,9 +336,7 @@ class Rig:
         run("ip", "link", "add", self.bridge, "type", "bridge")
         run("ip", "address", "add", f"{self.address}/24", "dev", self.bridge)
         run("ip", "link", "set", self.bridge, "up")
-        manifest = self.path / "cache" / "templates" / "base" / "current"
-        manifest.mkdir(parents=True)
-        (manifest / "manifest.json").write_text(json.dumps({"name": "base", "digest": IMAGE}))
+        self._lay_images()
         replicas, machines = self._counts
         for number in range(replicas):
             self.replicas.append(Replica(self, number))
@@ -345,6 +345,17 @@ class Rig:
         self.machines = [Machine(self, number) for number in range(machines)]
         for machine in self.machines:
             machine.power_on()
+
+    def _lay_images(self) -> None:
+        """The name of one for machines of files; the real one, shared, for real drivers."""
+        templates = self.path / "cache" / "templates"
+        templates.mkdir(parents=True)
+        if self.driver != "fake":
+            (templates / "base").symlink_to(CACHE / "templates" / "base")
+            return
+        manifest = templates / "base" / "current"
+        manifest.mkdir(parents=True)
+        (manifest / "manifest.json").write_text(json.dumps({"name": "base", "digest": IMAGE}))
 
     def close(self) -> None:
         """Take everything down; what is left of the rig is nothing."""

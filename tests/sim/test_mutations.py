@@ -19,14 +19,14 @@ from atoll.control.orders import Orders
 from atoll.domain.command import Kind as Wanted
 from atoll.domain.host import LEASE_S
 from atoll.domain.placement import Holding
-from atoll.planning import placing, reconcile, replacing
+from atoll.planning import placing, reconcile, replacing, storing
 from atoll.planning.fleet import Fleet
-from atoll.store import facts, hints, hosts, restoring
+from atoll.store import facts, hints, hosts, moments, restoring
 from atoll.store.prepared import Prepared
 from atoll.store.tables import HOSTS, SANDBOXES
 from atoll.testing.sim.scenario import Fault, Kind, Scenario, Step, Wish
 from atoll.testing.sim.shrink import shrink, signature
-from atoll.testing.sim.world import simulate
+from atoll.testing.sim.world import World, simulate
 from atoll.wire import agent as wire
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -257,6 +257,50 @@ def a_guest_is_ready_before_it_is_initialised(patch: pytest.MonkeyPatch) -> None
     patch.setattr(steps.Steps, "_meet", at_once)
 
 
+def an_earlier_save_counts_for_a_later_one(patch: pytest.MonkeyPatch) -> None:
+    """What the store had of a sandbox before it ran again is taken for what it was suspended with."""
+    right, last = storing.stored, dict[str, Any]()
+
+    def stale(sandbox: Any, report: Any, *, now: float) -> Any:
+        if report.moment is None and sandbox.id in last:
+            report = replace(report, moment=last[sandbox.id])
+        last.setdefault(sandbox.id, report.moment)
+        if last[sandbox.id] is None:
+            del last[sandbox.id]
+        return right(sandbox, report, now=now)
+
+    patch.setattr(storing, "stored", stale)
+
+
+def what_is_needed_is_collected(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(moments, "needed", lambda _conn: set())
+
+
+def nothing_is_collected(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(World, "collect", lambda _world: None)
+
+
+def what_rests_in_the_store_is_not_ordered_away(patch: pytest.MonkeyPatch) -> None:
+    """Its copy is wanted running, as if nobody had left it."""
+    away = storing.ordered_away
+
+    def kept(placement: Any, reason: str) -> Any:
+        after = away(placement, reason)
+        rests = placement.holding is Holding.SAVED and placement.desired is Wanted.ENSURE_SUSPENDED
+        return replace(after, desired=Wanted.ENSURE_RUNNING, desired_reason=storing.RESUMED) if rests else after
+
+    patch.setattr(storing, "ordered_away", kept)
+
+
+MOVED = (
+    Step(1.0, 0, Wish.CREATE, 900),
+    Step(5.0, 0, Wish.SUSPEND),
+    Step(20.0, 0, Wish.RESUME, 900),
+    Step(30.0, 0, Wish.SUSPEND),
+    Step(50.0, 0, Wish.RESUME, 900),
+)
+STORED = replace(CALM, hosts=2, stored=True, local_s=1.0, steps=MOVED)
+RESTS = replace(STORED, steps=MOVED[:2], fate_s=400.0)
 TWO = replace(CALM, replicas=2)
 RESTORED = with_faults(Fault(3.0, Kind.RESTORE, for_s=5.0), steps=(*ONE, Step(4.0, 1, Wish.CREATE, 600)))
 FULL = with_faults(
@@ -299,6 +343,14 @@ CASES = [
         "another guest is begun in its place|ends for BOOTSTRAP_DELIVERED: it was ready",
     ),
     (payloads_are_not_sealed, CALM, "a secret is at rest"),
+    (
+        an_earlier_save_counts_for_a_later_one,
+        replace(STORED, faults=(Fault(25.0, Kind.MOMENTS_AWAY, for_s=18.0),)),
+        r"comes back as plc_\w+ with memory 1, and had 2",
+    ),
+    (what_is_needed_is_collected, RESTS, "rests in the artifact store, which does not have it"),
+    (nothing_is_collected, RESTS, "the artifact store still has"),
+    (what_rests_in_the_store_is_not_ordered_away, RESTS, r"and its sandbox has left it|has plc_\w+"),
     (payloads_leave_unseen, CALM, "nobody has written down as exposed"),
     (what_was_exposed_is_replaced, CALM, r"was given its payload as \w+, and is replaced without a word"),
 ]

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.testing.sim.loop import Stuck, VirtualLoop
 from atoll.testing.sim.process import Process, current
-from atoll.testing.sim.scenario import REPLICAS, Fault, Kind, Scenario, Step, Wish, generate
+from atoll.testing.sim.scenario import MOMENTS, REPLICAS, Fault, Kind, Scenario, Step, Wish, generate
 from atoll.testing.sim.shrink import shrink, signature
 from atoll.testing.sim.world import Outcome, simulate
 
@@ -211,6 +211,20 @@ def test_a_calm_world_does_what_it_is_asked() -> None:
     assert outcome.ends == {"released END_REACHED": 1, "released RELEASE_REQUESTED": 2}
 
 
+MOVED = (Step(1.0, 0, Wish.CREATE, 600), Step(3.0, 0, Wish.SUSPEND), Step(12.0, 0, Wish.RESUME, 600), Step(30.0, 0, Wish.SUSPEND))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_saved_goes_through_the_store_and_comes_back(seed: int) -> None:
+    steps = (*MOVED, Step(34.0, 0, Wish.RESUME, 600))
+    outcome = simulate(replace(CALM, seed=seed, hosts=2, stored=True, local_s=1.0, fate_s=60.0, steps=steps))
+    assert outcome.error is None
+    resting = [line for line in outcome.trace if "is suspended" in line]
+    back = [line for line in outcome.trace if "resuming -> ready" in line]
+    assert (len(resting), len(back)) == (2, 2)
+    assert back[-1].endswith("generation 3"), back
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_each_fault_alone_is_injected_and_survived(kind: Kind) -> None:
     words = {
@@ -225,8 +239,11 @@ def test_each_fault_alone_is_injected_and_survived(kind: Kind) -> None:
     for word in words.get(kind, ("",)):
         steps = tuple(Step(2.0 + 3 * n, n % 2, Wish.CREATE, timeout_s=(15, 400)[n % 2]) for n in range(6))
         fault = Fault(6.0, kind, for_s=20.0, share=0.9, word=word)
-        replicas = 2 if kind in REPLICAS else 1
-        outcome = simulate(replace(CALM, replicas=replicas, steps=(*steps, Step(25.0, 0, Wish.RELEASE)), faults=(fault,)))
+        if kind in MOMENTS:
+            steps = MOVED
+        replicas, stored = 2 if kind in REPLICAS else 1, kind in MOMENTS
+        world = replace(CALM, replicas=replicas, stored=stored, local_s=1.0, steps=(*steps, Step(35.0, 0, Wish.RELEASE)), faults=(fault,))
+        outcome = simulate(world)
         assert outcome.error is None, f"{fault}: {outcome.error}"
         assert outcome.injected == {kind.value: 1}, f"{fault} did not happen"
 

@@ -298,6 +298,8 @@ class Agent:
     capacity: Vector = ROOM
     isolations: tuple[str, ...] = ("gvisor", "shared-kernel")
     drivers: tuple[wire.DriverState, ...] = ()
+    moments: tuple[str, ...] = ()
+    """Kinds that it can go on from; none, as older agents."""
     script: Script = obedient
     host_id: str = ""
     credential: str = ""
@@ -344,7 +346,12 @@ class Agent:
         """The next poll as this agent would send it now."""
         self.poll_seq += 1
         health = wire.HostHealth(
-            checks=self.checks, isolations=list(self.isolations), drivers=list(self.drivers), images=[IMAGE], quarantined=self.quarantined
+            checks=self.checks,
+            isolations=list(self.isolations),
+            drivers=list(self.drivers),
+            images=[IMAGE],
+            quarantined=self.quarantined,
+            moments=list(self.moments),
         )
         values: dict[str, Any] = {
             "host_id": self.host_id,

@@ -142,7 +142,7 @@ def test_the_commands_in_gold_have_the_ids_and_digests_of_their_content() -> Non
     for name in ("agent/poll_answer", "agent/poll_answer_absent"):
         (found,) = golden(name)["commands"]
         assert found["id"] == command.command_id(found["placement_id"], found["generation"], found["desired_revision"])
-        left_out = {"digest", "epoch", "carried_out", "save_mode", "strict"}
+        left_out = {"digest", "epoch", "carried_out", "save_mode", "strict", "moment"}
         if not found["claimed"]:
             left_out.add("claimed")
         if found["kind"] == "ensure_absent":

@@ -26,6 +26,7 @@ commands:
   dns --listen ADDR:53 [--upstream IP:53] [--user NAME]
                                           forward the guests' DNS questions
   image pull|inspect|unpack               fetch container images and make root file systems of them
+  moment upload|describe|fetch            bring what is saved of guests to the artifact store, and back
   version                                 print the version
 
 Options may be repeated or hold lists separated by commas where they name addresses.
@@ -81,6 +82,8 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 		return runDNS(ctx, args[1:], log)
 	case "image":
 		return runImage(ctx, args[1:])
+	case "moment":
+		return runMoment(ctx, args[1:])
 	case "version", "--version":
 		fmt.Println(version.Version)
 		return nil

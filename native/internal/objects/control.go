@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -93,9 +92,14 @@ func (c *Control) Get(ctx context.Context, name Name, offset, length int64) (io.
 	if err := name.Check(); err != nil {
 		return nil, err
 	}
+	return c.Read(ctx, "blobs/"+name.Digest, offset, length)
+}
+
+// Read is Get for what hosts may read besides blobs: a path below the agents' routes.
+func (c *Control) Read(ctx context.Context, path string, offset, length int64) (io.ReadCloser, error) {
 	var said error
 	for _, address := range c.settings.URLs {
-		body, err := c.ask(ctx, address, name, offset, length)
+		body, err := c.ask(ctx, address, path, offset, length)
 		if err == nil || errors.Is(err, ErrDenied) {
 			return body, err
 		}
@@ -104,10 +108,10 @@ func (c *Control) Get(ctx context.Context, name Name, offset, length int64) (io.
 	return nil, said
 }
 
-func (c *Control) ask(ctx context.Context, address string, name Name, offset, length int64) (io.ReadCloser, error) {
+func (c *Control) ask(ctx context.Context, address, path string, offset, length int64) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	quiet := time.AfterFunc(c.quiet, func() { cancel(errQuiet) })
-	body, err := c.answer(ctx, address, name, offset, length)
+	body, err := c.answer(ctx, address, path, offset, length)
 	if err != nil {
 		quiet.Stop()
 		cancel(nil)
@@ -138,8 +142,8 @@ func (l *lively) Close() error {
 	return l.ReadCloser.Close()
 }
 
-func (c *Control) answer(ctx context.Context, address string, name Name, offset, length int64) (io.ReadCloser, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(address, "/")+"/agent/v1/blobs/"+name.Digest, nil)
+func (c *Control) answer(ctx context.Context, address, path string, offset, length int64) (io.ReadCloser, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, below(address, path), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +165,7 @@ func (c *Control) answer(ctx context.Context, address string, name Name, offset,
 	case response.StatusCode == http.StatusUnauthorized, response.StatusCode == http.StatusForbidden:
 		err = ErrDenied
 	default:
-		err = fmt.Errorf("control answered %d", response.StatusCode)
+		err = said(response)
 	}
 	response.Body.Close()
 	return nil, err

@@ -2,8 +2,8 @@
 
 Theory of operation. Start-up is in this order: exclusive lock; drivers open; a new epoch is committed with the ones before it; the
 inventory is settled against the journal; ends and lease are enforced from then on, whether control answers or not; the drivers are
-probed; the first poll, which does not park. Seven things run beside each other after that: the executor, the deadlines, what keeps
-snapshots, the poll, what speaks up beside it, what measures, and children. They share the ledger and nothing else. A run ends when it is asked to, or when a newer one has taken
+probed; the first poll, which does not park. Eight things run beside each other after that: the executor, the deadlines, what keeps
+snapshots, what sends moments to the store, the poll, what speaks up beside it, what measures, and children. They share the ledger and nothing else. A run ends when it is asked to, or when a newer one has taken
 over; either way no guest is touched, and the next run goes on where this one stopped.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.agent.alarm import Alarm, BootAlarm, LoopAlarm
+from atoll.agent.arrivals import Arrivals
 from atoll.agent.children import Child, HasGateway, supervise
 from atoll.agent.config import AgentConfig, Identity
 from atoll.agent.executor import Executor
@@ -28,10 +29,12 @@ from atoll.agent.lastwords import LastWords
 from atoll.agent.leases import Deadlines
 from atoll.agent.ledger import Ledger
 from atoll.agent.lock import Lock
+from atoll.agent.moments import MomentStore
 from atoll.agent.outbox import Outbox
 from atoll.agent.session import Exit, Host, Run, Session
 from atoll.agent.steps import Steps
 from atoll.agent.transport import Transport
+from atoll.agent.uploads import Uploads
 from atoll.agent.usage import Usage
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
@@ -65,7 +68,9 @@ class Agent:
         alarm: Callable[[], Alarm] | None = None,
         journal: Callable[[], Journal] | None = None,
         on_answer: Callable[[HostHealth], None] | None = None,
+        moments: MomentStore | None = None,
     ) -> None:
+        """`moments`: the way to what is saved elsewhere, and of what is saved here; None: there is none."""
         self._config = config
         self._identity = identity
         self._drivers = drivers
@@ -76,6 +81,7 @@ class Agent:
         self._make_alarm = alarm or _real_alarm(clock)
         self._open_journal = journal or (lambda: Journal(config.journal_path, inline=config.journal_inline))
         self._on_answer = on_answer
+        self._moments = moments
         self._last_words = LastWords(config.last_words_path)
         self._over: asyncio.Future[Exit] | None = None
         self.epoch: str | None = None
@@ -130,6 +136,7 @@ class Agent:
                 steps.on_gone = lambda placement_id: _gone(placement_id, deadlines, quarantine)
                 usage = Usage(lambda: ledger, self._drivers, self._clock)
                 keeping = Keeping(ledger, self._drivers, self._dice, self._tell_snapshot, parallel=self._config.parallel_max)
+                uploads = self._joined(ledger, steps, keeping, health)
                 host = Host(
                     ledger,
                     outbox,
@@ -143,6 +150,7 @@ class Agent:
                     usage.samples,
                     self._capture,
                     keeping,
+                    uploads,
                 )
                 self._session = Session(
                     self._config,
@@ -155,9 +163,25 @@ class Agent:
                     over=self._end,
                     on_answer=self._on_answer,
                 )
-                return await self._beside_each_other(executor, deadlines, health, usage, keeping)
+                try:
+                    return await self._beside_each_other(executor, deadlines, health, usage, keeping, uploads)
+                finally:
+                    await steps.arrivals.close()
 
-    async def _beside_each_other(self, executor: Executor, deadlines: Deadlines, health: Health, usage: Usage, keeping: Keeping) -> Exit:
+    def _joined(self, ledger: Ledger, steps: Steps, keeping: Keeping, health: Health) -> Uploads | None:
+        """What sends moments to the store, told by those who save and keep; None: this host has no way to it."""
+        if self._moments is None:
+            return None
+        uploads = Uploads(ledger, self._drivers, self._moments, self._dice, self._tell_snapshot, after_s=self._config.upload_after_s)
+        steps.arrivals = Arrivals(self._moments)
+        steps.on_touch, steps.on_saved, steps.on_forget = uploads.halt, uploads.saved, uploads.forget
+        keeping.on_kept, keeping.on_drop = uploads.kept, uploads.forget
+        health.fetches = True
+        return uploads
+
+    async def _beside_each_other(
+        self, executor: Executor, deadlines: Deadlines, health: Health, usage: Usage, keeping: Keeping, uploads: Uploads | None
+    ) -> Exit:
         assert self._over is not None
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -167,6 +191,7 @@ class Agent:
                 group.create_task(self._talk(health), name="poll"),
                 group.create_task(self._session.speak_up(), name="speak-up"),
                 group.create_task(usage.run(), name="usage"),
+                *([group.create_task(uploads.run(), name="uploads")] if uploads is not None else []),
                 *(group.create_task(supervise(child, clock=self._clock, dice=self._dice)) for child in self._children()),
             ]
             how = await self._over

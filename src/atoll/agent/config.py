@@ -41,6 +41,8 @@ class AgentConfig:
     """Command line of the DNS forwarder, without `--listen`; empty: none is run."""
     image_cache: Callable[[], ImageCacheState] | None = None
     """What is said of the host's images; blocks. None: nothing."""
+    upload_after_s: float = 2.0
+    """How long something has to be saved before it is sent: what is wanted back at once costs nothing."""
     journal_inline: bool = False
     """Write the journal in the event loop's thread; for simulators."""
 

@@ -28,6 +28,7 @@ log = get_logger()
 LOOK_EVERY_S: Final = 5.0
 PROBE_AGAIN_S: Final = 60.0
 IMAGES_MAX: Final = 250
+MOMENT_KINDS_MAX: Final = 16
 SUSPICIOUS: Final = frozenset({Code.RUNTIME_MISSING, Code.START_FAILED, Code.GUEST_BOOT_TIMEOUT, Code.IMAGE_CORRUPT})
 """Failures of one placement that may be the host's."""
 
@@ -60,6 +61,9 @@ class Health:
         self._looked_at: float | None = None
         self._probed_at: float | None = None
         self._suspicious = False
+        self._moments: list[str] = []
+        self.fetches = False
+        """Whether this host has a way to the store of moments."""
         self._doubt = asyncio.Event()
         self._mended = asyncio.Event()
         """A check that failed is fine again, so what the probes met may be gone, too."""
@@ -125,6 +129,7 @@ class Health:
             images=self._images[:IMAGES_MAX],
             quarantined=self._quarantine.names()[:100],
             disk_free_mib=free_mib(self._config.state_directory),
+            moments=self._moments[:MOMENT_KINDS_MAX],
             image_cache=self._cache,
         )
 
@@ -138,12 +143,15 @@ class Health:
         if failed & {finding.id for finding in self._host if finding.ok}:
             self._mended.set()
         digests: dict[str, None] = {}
+        kinds: dict[str, None] = {}
         for driver in {id(d): d for d in self._drivers.values()}.values():
             try:
                 digests.update((image.digest, None) for image in await driver.images())
+                if self.fetches and driver.capabilities.portable:
+                    kinds.update(dict.fromkeys(await driver.kinds()))
             except (AtollError, OSError) as error:
                 log.warning(events.CHECK_FAILED, check="images", detail=f"{type(error).__name__}: {error}")
-        self._images = list(digests)
+        self._images, self._moments = list(digests), list(kinds)
         if self._config.image_cache is not None:
             try:
                 self._cache = await asyncio.to_thread(self._config.image_cache)

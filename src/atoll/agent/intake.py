@@ -77,6 +77,7 @@ def blueprint_of(command: Command) -> Blueprint | None:
         payload_ref=command.payload_ref,
         save_mode=command.save_mode,
         strict=command.strict,
+        moment=command.moment,
         claimed=command.claimed,
         begun=command.carried_out,
     )

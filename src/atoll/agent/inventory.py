@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import Final
 
 from atoll.agent.ledger import Ledger
-from atoll.agent.record import Goal, Record, exited, goal, seen
+from atoll.agent.record import Goal, Record, exited, forgotten, goal, seen
 from atoll.agent.steps import restarts
 from atoll.base.errors import AtollError, Code
 from atoll.domain.placement import Observed
@@ -185,7 +185,7 @@ async def _settle(ledger: Ledger, drivers: Mapping[Isolation, Driver], placement
     if found.power is Power.SAVED:
         # Saved, whether or not the last run came to write that down; or restored, and not used before that run ended.
         if record.observed is not Observed.SAVED:
-            await ledger.change(placement_id, lambda r: seen(r, Observed.SAVED, ready=False))
+            await ledger.change(placement_id, lambda r: seen(forgotten(r), Observed.SAVED, ready=False))
         inherited.discard(placement_id)
         return
     if not found.lives:

@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 from atoll.agent.record import BLUEPRINT, EndRule, Record
 from atoll.base.errors import Code, Unavailable
 from atoll.domain.command import Kind
+from atoll.domain.moment import Moment
 from atoll.domain.placement import Observed
 from atoll.domain.spec import OnEnd, OnLeaseExpiry, SaveMode
 from atoll.store.room import Room
@@ -30,7 +31,7 @@ T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 Waiting = tuple[Job[object], asyncio.Future[object]]
 
-VERSION: Final = 2
+VERSION: Final = 3
 _SCHEMA: Final = """
 CREATE TABLE epochs (
     number INTEGER PRIMARY KEY,
@@ -76,11 +77,18 @@ ALTER TABLE placements ADD COLUMN unresponsive INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE placements ADD COLUMN own_rest TEXT;
 """
 """From version 1 to 2."""
+_MOMENTS: Final = """
+ALTER TABLE placements ADD COLUMN moment TEXT;
+ALTER TABLE placements ADD COLUMN moment_size INTEGER;
+ALTER TABLE placements ADD COLUMN moment_kind TEXT;
+ALTER TABLE placements ADD COLUMN base TEXT;
+"""
+"""From version 2 to 3."""
 _COLUMNS: Final = (
     "placement_id", "sandbox_id", "team_id", "generation", "desired", "desired_revision", "command_id", "digest", "boot_id", "blueprint",
     "observed", "seq", "applied_revision", "failed_revision", "ready", "address", "reason", "detail", "guest_version", "end_revision",
     "end_at_boot", "end_action", "on_lease_expiry", "ended_by", "ended_reason", "ended_detail", "quarantined", "save_mode", "unresponsive",
-    "own_rest",
+    "own_rest", "moment", "moment_size", "moment_kind", "base",
 )  # fmt: skip
 _PUT: Final = (
     f"INSERT INTO placements ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "  # noqa: S608 - constant names only
@@ -125,9 +133,10 @@ class Journal:
             connection.execute("PRAGMA wal_autocheckpoint=256")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version == 0:
-                connection.executescript(f"BEGIN; {_SCHEMA} {_REST} PRAGMA user_version={VERSION}; COMMIT;")
-            elif version == 1:
-                connection.executescript(f"BEGIN; {_REST} PRAGMA user_version={VERSION}; COMMIT;")
+                connection.executescript(f"BEGIN; {_SCHEMA} {_REST} {_MOMENTS} PRAGMA user_version={VERSION}; COMMIT;")
+            elif version < VERSION:
+                steps = (_REST, _MOMENTS)[version - 1 :]
+                connection.executescript(f"BEGIN; {' '.join(steps)} PRAGMA user_version={VERSION}; COMMIT;")
             elif version > VERSION:
                 raise Unavailable(Code.STORE_UNAVAILABLE, f"the journal {self._path} was written by a newer release (version {version})")
             return connection
@@ -239,13 +248,14 @@ def _is_full(error: Exception) -> bool:
 def put_record(record: Record) -> Job[None]:
     """Keep a placement's record as it is now."""
     blueprint = BLUEPRINT.dump_json(record.blueprint).decode() if record.blueprint else None
-    end = record.end
+    end, moment = record.end, record.moment
     row = (
         record.placement_id, record.sandbox_id, record.team_id, record.generation, record.desired, record.desired_revision,
         record.command_id, record.digest, record.boot_id, blueprint, record.observed, record.seq, record.applied_revision,
         record.failed_revision, record.ready, record.address, record.reason, record.detail, record.guest_version,
         end.revision if end else None, end.at_boot if end else None, end.action if end else None, end.on_lease_expiry if end else None,
         record.ended_by, record.ended_reason, record.ended_detail, record.quarantined, record.save_mode, record.unresponsive, record.own_rest,
+        moment.digest if moment else None, moment.size if moment else None, moment.kind if moment else None, record.base,
     )  # fmt: skip
 
     def job(connection: sqlite3.Connection) -> None:
@@ -275,6 +285,8 @@ def _record(row: dict[str, object]) -> Record:
     if isinstance(revision, int) and isinstance(at_boot, float):
         end = EndRule(revision, at_boot, OnEnd(str(action)), OnLeaseExpiry(str(expiry)))
     blueprint = row.pop("blueprint")
+    digest, size, kind = (row.pop(k) for k in ("moment", "moment_size", "moment_kind"))
+    row["moment"] = Moment(str(digest), int(str(size or 0)), str(kind or "")) if digest else None
     row["desired"] = Kind(str(row["desired"]))
     row["observed"] = Observed(str(row["observed"]))
     row["ready"] = bool(row["ready"])

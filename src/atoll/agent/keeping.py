@@ -53,8 +53,13 @@ class Keeping:
         self._work: dict[str, _Work] = {}
         self._keeps = asyncio.Semaphore(parallel)
         self._group: asyncio.TaskGroup | None = None
+        self.on_kept: Callable[[str], None] = lambda _snapshot_id: None
+        """A snapshot is here, and control has heard so."""
+        self.on_drop: Callable[[str], Awaitable[None]] = _nothing
+        """A snapshot is about to go."""
         self._untold: dict[str, None] = {}
         """What is here and control has not been told of since the last look."""
+        self._looked = False
 
     async def run(self) -> None:
         """Work until cancelled; guests and what is kept stay as they are."""
@@ -69,6 +74,10 @@ class Keeping:
         while True:
             try:
                 self._untold = dict.fromkeys([name for driver in self._distinct() for name in await driver.snapshots()])
+                for name in self._untold:
+                    if not self._looked and name not in self._work:
+                        self.on_kept(name)
+                self._looked = True
             except Exception as error:  # noqa: BLE001 - a task boundary: looked at again, and everything else goes on
                 code, detail = explain(error, otherwise=Code.INTERNAL)
                 log.warning(events.COMMAND_FAILED, operation="snapshots", code=code, message=detail)
@@ -112,7 +121,14 @@ class Keeping:
     async def _carry_out(self, work: _Work, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
-        await self._say(work, await (self._keep(work.order) if work.order.wish is SnapshotWish.KEEP else self._drop(work.order)))
+        if work.order.wish is SnapshotWish.DROP:
+            await self.on_drop(work.order.id)
+            await self._say(work, await self._drop(work.order))
+            return
+        seen = await self._keep(work.order)
+        await self._say(work, seen)
+        if seen.state is SnapshotState.KEPT:
+            self.on_kept(seen.id)
 
     async def _say(self, work: _Work, seen: SnapshotSeen) -> None:
         backoff = Backoff(self._dice, first_s=0.05, most_s=5.0)
@@ -167,6 +183,10 @@ class Keeping:
 
     def _distinct(self) -> list[Driver]:
         return list({id(driver): driver for driver in self._drivers.values()}.values())
+
+
+async def _nothing(_snapshot_id: str) -> None:
+    """Where nobody wants to know."""
 
 
 async def _dropped(driver: Driver, snapshot_id: str) -> bool:

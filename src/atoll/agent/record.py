@@ -16,6 +16,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from atoll.domain.command import Kind
+from atoll.domain.moment import Moment
 from atoll.domain.placement import Observed
 from atoll.domain.spec import OnEnd, OnLeaseExpiry, SaveMode, Spec
 from atoll.drivers.port import Order
@@ -41,6 +42,8 @@ class Blueprint:
     """What to save, where it is to be suspended; what to go on from, where something is saved and it is to run."""
     strict: bool = False
     """To be saved only if its guest answers."""
+    moment: str | None = None
+    """What to begin from, fetched from the store, where nothing of it is here."""
     claimed: bool = False
     """Its guest was made ahead, and is to be initialised once more, for whom it is from now on."""
     begun: bool = False
@@ -106,6 +109,10 @@ class Record:
     """Of what is saved."""
     unresponsive: bool = False
     """Its guest did not answer when it was saved."""
+    moment: Moment | None = None
+    """What is saved now, once it is in the store."""
+    base: str | None = None
+    """Digest of an earlier moment of it that was in the store: what both have is not sent again."""
     own_rest: str | None = None
     """Why it is to be saved though control has not said so; decided before the first effect of it, and over once it is at rest."""
 
@@ -213,7 +220,20 @@ def resting(record: Record, observed: Observed, **changes: Any) -> Record | None
     if record.absent or record.ended_by is not None:
         return None
     end = replace(record.end, at_boot=math.inf) if record.end is not None else None
-    return seen(record, observed, ready=False, end=end, own_rest=None, **changes)
+    return seen(forgotten(record), observed, ready=False, end=end, own_rest=None, **changes)
+
+
+def forgotten(record: Record) -> Record:
+    """The record whose moment in the store is of the past: another guest is about to be used, or something newer is saved."""
+    begun_from = record.blueprint.moment if record.blueprint is not None else None
+    return replace(record, moment=None, base=record.moment.digest if record.moment is not None else record.base or begun_from)
+
+
+def stored(record: Record, moment: Moment, applied_revision: int) -> Record | None:
+    """The record once what is saved of it is in the store; None when something else is saved by now, or nothing."""
+    if record.observed is not Observed.SAVED or record.applied_revision != applied_revision or record.moment == moment:
+        return None
+    return seen(record, Observed.SAVED, reason=record.reason, detail=record.detail, moment=moment)
 
 
 def exited(record: Record, *, reason: str, detail: str | None, restart: bool = False) -> Record | None:
@@ -260,6 +280,7 @@ def order_of(record: Record) -> Order:
 
 def observation_of(record: Record) -> Observation:
     """The record as control hears of it: whole, so that a lost message is harmless."""
+    moment = record.moment if record.observed is Observed.SAVED else None
     return Observation(
         placement_id=record.placement_id,
         sandbox_id=record.sandbox_id,
@@ -275,6 +296,9 @@ def observation_of(record: Record) -> Observation:
         guest_version=record.guest_version,
         save_mode=record.save_mode if record.observed is Observed.SAVED else None,
         unresponsive=record.unresponsive,
+        moment=moment.digest if moment is not None else None,
+        moment_size=moment.size if moment is not None else 0,
+        moment_kind=moment.kind if moment is not None else "",
         end_revision=record.end.revision if record.end else 0,
         ended_by=record.ended_by,
     )

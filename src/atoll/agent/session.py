@@ -41,6 +41,7 @@ from atoll.agent.record import EndedBy, EndRule, Goal, ending, goal, is_claimed
 from atoll.agent.settling import Settling
 from atoll.agent.telling import Telling
 from atoll.agent.transport import Transport
+from atoll.agent.uploads import Uploads
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
@@ -122,6 +123,7 @@ class Host:
     capture: Callable[[str], AbstractAsyncContextManager[tuple[Path, Change]]]
     """A layer of what has changed in a placement's files, as a file that goes with the context."""
     keeping: Keeping
+    uploads: Uploads | None = None
 
 
 class Session:
@@ -257,6 +259,8 @@ class Session:
             await asyncio.sleep(1.0)
             return False
         host.deadlines.heard(sent_boot=sent_boot)
+        if host.uploads is not None:
+            host.uploads.allow(allowed=answer.moments)
         kept = host.keeping.take(answer.snapshots)
         for wish in answer.collect:
             host.executor.spawn(self._collect(wish))

@@ -83,6 +83,7 @@ class Settling:
 def account_of(record: Record, *, boot: float) -> Account:
     """What control is told of a placement. Pure. *Units*: CLOCK_BOOTTIME seconds."""
     blueprint = record.blueprint
+    moment = record.moment if record.observed is Observed.SAVED else None
     return Account(
         placement_id=record.placement_id,
         sandbox_id=record.sandbox_id,
@@ -95,6 +96,9 @@ def account_of(record: Record, *, boot: float) -> Account:
         ready=record.ready,
         observed=record.observed,
         save_mode=record.save_mode if record.observed is Observed.SAVED else None,
+        moment=moment.digest if moment is not None else None,
+        moment_size=moment.size if moment is not None else 0,
+        moment_kind=moment.kind if moment is not None else "",
         address=record.address,
         end_revision=record.end.revision if record.end else 0,
         remaining_s=max(0.0, record.end.at_boot - boot) if record.end else None,

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from atoll.agent.arrivals import Arrivals
 from atoll.agent.backoff import Backoff
 from atoll.agent.handshake import Guests, init_of
 from atoll.agent.lastwords import worth_keeping
@@ -25,6 +26,7 @@ from atoll.agent.record import (
     Record,
     at_rest,
     exited,
+    forgotten,
     is_claimed,
     order_of,
     restart_pause_s,
@@ -93,10 +95,18 @@ class Steps:
         self.on_end: Callable[[str, EndRule], None] = lambda _placement_id, _end: None
         """An end that this run has set by itself, and that is in the journal."""
         self.on_gone: Callable[[str], None] = lambda _placement_id: None
+        self.on_touch: Callable[[str], None] = lambda _placement_id: None
+        """What is saved of a placement is about to be used, or to go."""
+        self.on_saved: Callable[[str], None] = lambda _placement_id: None
+        """A placement is saved, and that is in the journal."""
+        self.on_forget: Callable[[str], Awaitable[None]] = _nothing
+        """Nothing will be saved of a placement any more."""
+        self.arrivals = Arrivals(None)
 
     async def carry_out(self, wanted: Goal, record: Record) -> None:
         """One step towards the goal. *Errors*: Unavailable when the journal refuses; what drivers raise becomes an observation."""
         began = self._clock.boot()
+        self.on_touch(record.placement_id)
         match wanted:
             case Goal.RUNNING:
                 await self._bring_up(record)
@@ -149,7 +159,8 @@ class Steps:
             if now.ended_by is not None or now.desired is not Kind.ENSURE_RUNNING:
                 return None
             why = {"reason": Code.SNAPSHOT_UNAVAILABLE, "detail": booted} if booted is not None else {}
-            after = seen(now, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version, **why)
+            fresh = forgotten(now)
+            after = seen(fresh, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version, **why)
             # In the same commit: whoever hears that it is ready can rely on its end, though control were never heard of again.
             return with_own_end(after, ready_boot=self._clock.boot(), anew=at_rest(now) or is_claimed(record))
 
@@ -174,7 +185,7 @@ class Steps:
 
     async def _init(self, record: Record) -> Any:
         assert record.blueprint is not None
-        if record.observed is Observed.SAVED:
+        if record.observed is Observed.SAVED or record.blueprint.moment is not None:
             # From here on somebody may use it, and what it was restored from is the past.
             await self._driver(record).discard(record.placement_id)
         payload = await self._vault.payload(record.placement_id, record.blueprint.payload_ref)
@@ -186,6 +197,9 @@ class Steps:
         placement_id = record.placement_id
         found, booted = await self._found(record, driver), None
         if found is None or not found.lives:
+            found = await self._from_store(record, driver) or found
+        if found is None or not found.lives:
+            await self._have_origin(order_of(record), driver)
             with self._slow(placement_id, Observed.PREPARING):
                 await self._starts.acquire()
             try:
@@ -246,6 +260,25 @@ class Steps:
             if not found.lives and not again:
                 raise GuestEnded(found.reason or f"it was found {found.power}")
         return found
+
+    async def _from_store(self, record: Record, driver: Driver) -> Seen | None:
+        """The guest of a moment that is fetched, as long as nothing newer of it is here; None: it has none to begin from."""
+        blueprint = record.blueprint
+        assert blueprint is not None
+        if blueprint.moment is None or blueprint.begun or record.applied_revision > 0:
+            return None
+        with self._slow(record.placement_id, Observed.PREPARING):
+            if (await driver.inspect(record.placement_id)).power in (Power.ABSENT, Power.PREPARED):
+                await self.arrivals.saved(driver, order_of(record), blueprint.moment)
+        with self._slow(record.placement_id, Observed.STARTING):
+            return await self._restore(record, driver)
+
+    async def _have_origin(self, order: Order, driver: Driver) -> None:
+        """Have the snapshot here that it begins from, where it is in the store."""
+        origin = order.spec.origin
+        if origin is not None and origin.moment is not None:
+            with self._slow(order.placement_id, Observed.PREPARING):
+                await self.arrivals.snapshot(driver, order, origin.moment, origin.snapshot_id)
 
     async def _restore(self, record: Record, driver: Driver) -> Seen:
         """The guest of what was saved, or the one that was restored from it and is in use already."""
@@ -371,7 +404,10 @@ class Steps:
 
     async def _came_to_rest(self, record: Record, observed: Observed, **changes: Any) -> None:
         revision = record.desired_revision if record.own_rest is None else record.applied_revision
-        self._watch(await self._ledger.change(record.placement_id, lambda r: resting(r, observed, applied_revision=revision, **changes)))
+        after = await self._ledger.change(record.placement_id, lambda r: resting(r, observed, applied_revision=revision, **changes))
+        self._watch(after)
+        if after is not None and after.observed is Observed.SAVED:
+            self.on_saved(record.placement_id)
 
     async def _not_at_rest(self, record: Record, error: Exception, otherwise: Code, *, met: bool = True) -> None:
         """It is what it was before: control hears why, and says what is to become of it. Not `met`: its guest has to be looked at first."""
@@ -403,6 +439,7 @@ class Steps:
             )
             await self._ledger.change(placement_id, _stuck(detail))
             await asyncio.sleep(backoff.next_s())
+        await self.on_forget(placement_id)
         await self._ledger.change(placement_id, gone)
         self.inherited.discard(placement_id)
         self.on_gone(placement_id)
@@ -461,6 +498,10 @@ class Steps:
 
         with contextlib.suppress(AtollError):
             await self._ledger.change(placement_id, make)
+
+
+async def _nothing(_placement_id: str) -> None:
+    """Where nobody wants to know."""
 
 
 def may_rest_by_itself(record: Record) -> bool:

@@ -137,6 +137,11 @@ class Code(StrEnum):
     WARM_SURPLUS = "WARM_SURPLUS"
     WARM_GIVEN_UP = "WARM_GIVEN_UP"
     WARM_QUOTA = "WARM_QUOTA"
+    # moments in the artifact store
+    MOMENT_UNAVAILABLE = "MOMENT_UNAVAILABLE"
+    MOMENT_CORRUPT = "MOMENT_CORRUPT"
+    MOMENT_UNSUITABLE = "MOMENT_UNSUITABLE"
+    MOMENT_INCOMPLETE = "MOMENT_INCOMPLETE"
 
 
 HINTS: Final[Mapping[Code, str]] = {
@@ -247,6 +252,10 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.SNAPSHOT_NOT_FOUND: "It was deleted, or it belongs to another team; `atoll snapshot list` shows yours.",
     Code.SNAPSHOT_IN_USE: "Release the sandboxes that began from it first; `atoll sandbox list` shows them.",
     Code.SNAPSHOT_UNAVAILABLE: "The host that keeps the snapshot does not have it whole; take another one.",
+    Code.MOMENT_UNAVAILABLE: "It is still paused; the artifact store does not give what was saved. Look at the store and resume it again, or delete it.",
+    Code.MOMENT_CORRUPT: "It is still paused; what the artifact store holds of it is not what was saved. Restore the store, or delete it.",
+    Code.MOMENT_UNSUITABLE: "It is still paused; the host has another runtime or processor than the one that saved it. Resume it elsewhere.",
+    Code.MOMENT_INCOMPLETE: "The host sends what the artifact store has lost once more, by itself; nothing is to be done.",
     Code.WARM_OUTDATED: "It was made ahead of a build or a policy that does not apply any more; nobody need do anything.",
     Code.WARM_SURPLUS: "There were more guests made ahead than are wanted; nobody need do anything.",
     Code.WARM_GIVEN_UP: "A sandbox that somebody wanted needed its room; add a host, or keep fewer warm (`atoll template warm`).",

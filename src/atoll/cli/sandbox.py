@@ -168,6 +168,7 @@ def get(sandbox: SandboxArgument, as_json: JsonOption = False) -> None:
             ("suspend keeps", (found.get("machine") or {}).get("saves")),
             ("size", found.get("size")),
             ("host", (found.get("placement") or {}).get("hostId")),
+            ("saved", _where_saved(found)),
             ("generation", found.get("generation")),
             ("created", output.moment(found.get("createdAt"))),
             ("ready", output.moment(found.get("startedAt"))),
@@ -176,6 +177,18 @@ def get(sandbox: SandboxArgument, as_json: JsonOption = False) -> None:
             ("metadata", found.get("metadata")),
         ]
     )
+
+
+def _where_saved(found: dict[str, Any]) -> str | None:
+    """Where what is saved of it is, for people; None: nothing is."""
+    if found.get("state") != "suspended":
+        return None
+    mode, stored = found.get("saveMode") or "full", found.get("stored")
+    if stored is None:
+        return f"{mode}, on its host alone"
+    size = f"{stored['bytes'] / (1 << 20):.1f} MiB"
+    where = "with a copy on its host" if found.get("placement") else "on no host"
+    return f"{mode}, in the artifact store ({size}), {where}"
 
 
 @app.command("exec", context_settings={"allow_interspersed_args": False})

@@ -1,4 +1,4 @@
-"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,accounts,payloads,blobs,manifests,image-keys}, bare ASGI (wire/agent.py says what each is for).
+"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,accounts,payloads,blobs,manifests,image-keys,moments}, bare ASGI (wire/agent.py says what each is for).
 
 Each host has a rate of its own, in this replica: an agent that spins is told when to come again, and costs others nothing. Who shows no
 valid credential, and who enrols, share one rate each.
@@ -17,6 +17,7 @@ from atoll.control import asgi
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.enrollment import Enrollment
 from atoll.control.giving import Giving
+from atoll.control.moments import Moments
 from atoll.control.sessions import Sessions
 from atoll.domain.host import Host
 from atoll.planning.admission import Bucket
@@ -26,6 +27,7 @@ PREFIX: Final = "/agent/v1/"
 LAYERS: Final = "layers/"
 BLOBS: Final = "blobs/"
 MANIFESTS: Final = "manifests/"
+MOMENTS: Final = "moments/"
 IMAGE_KEYS: Final = "image-keys"
 _DIGITS_MAX: Final = 15
 
@@ -48,10 +50,18 @@ class Agents:
     """ASGI for everything below PREFIX."""
 
     def __init__(
-        self, sessions: Sessions, enrollment: Enrollment, clock: Clock, *, giving: Giving | None = None, pace: Pace = HOST_PACE
+        self,
+        sessions: Sessions,
+        enrollment: Enrollment,
+        clock: Clock,
+        *,
+        giving: Giving | None = None,
+        moments: Moments | None = None,
+        pace: Pace = HOST_PACE,
     ) -> None:
-        """`giving`: None where this control keeps no images."""
+        """`giving`: None where this control keeps no images; `moments`: nor what is saved of sandboxes."""
         self._giving = giving
+        self._moments = moments
         self._sessions = sessions
         self._enrollment = enrollment
         self._clock = clock
@@ -63,7 +73,12 @@ class Agents:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = str(scope["path"]).removeprefix(PREFIX)
-        if scope["method"] == "PUT" and call.startswith(LAYERS):
+        if call.startswith(MOMENTS):
+            host = await self._host(scope)
+            if self._moments is None:
+                raise Refused(Code.MOMENT_UNAVAILABLE, "this control keeps no moments")
+            await self._moments.serve(host, scope, receive, send, call.removeprefix(MOMENTS))
+        elif scope["method"] == "PUT" and call.startswith(LAYERS):
             await self._layer(scope, receive, send, call.removeprefix(LAYERS))
         elif scope["method"] == "GET":
             await self._give(scope, send, call)

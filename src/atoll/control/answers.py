@@ -7,7 +7,7 @@ burst it travels alone (a payload by itself always fits, see `orders.PAYLOAD_BYT
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,6 +45,8 @@ class Answers:
     peers: Peers | None
     wants: Wants
     incarnation: str
+    takes_moments: Callable[[], bool] = lambda: False
+    """Whether hosts should send what they save to the artifact store."""
 
     async def make(
         self, host: Host, poll: wire.Poll, held: Held, acknowledged: dict[str, int], *, received_at: float, lease_s: float
@@ -72,7 +74,8 @@ class Answers:
         # What control has fenced and the agent still has must go; it grants nothing any more.
         behind += sorted(p for p, revision in gone.items() if holds.get(p, revision) < revision)
         behind += sorted(p for p in poll.health.quarantined if p in gone and p not in holds)
-        answer = wire.PollAnswer(lease_s=lease_s, incarnation=self.incarnation, acknowledged=acknowledged, told=held.taken)
+        taken, moments = held.taken, self.takes_moments()
+        answer = wire.PollAnswer(lease_s=lease_s, incarnation=self.incarnation, acknowledged=acknowledged, told=taken, moments=moments)
         late_now = set(sorted(late)[:ENDS_PER_POLL_MAX])
         await self._fill(answer, poll, behind[: wire.COMMANDS_PER_POLL_MAX], late_now, gone=gone, received_at=received_at)
         answer.snapshots.extend(_orders(kept, poll))

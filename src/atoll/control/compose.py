@@ -26,6 +26,7 @@ from atoll.control.builds.builds import BUILD_S, Builds
 from atoll.control.builds.port import Workshop
 from atoll.control.builds.workshop import Connect, SandboxWorkshop
 from atoll.control.captures import Captures
+from atoll.control.collecting import Collecting
 from atoll.control.configuration import Configuration
 from atoll.control.consoles import Consoles
 from atoll.control.counting import Counted
@@ -43,12 +44,14 @@ from atoll.control.loops.alerts import Alerts
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.following import Following
 from atoll.control.loops.reconcile import Reconciler
+from atoll.control.loops.relief import Relief
 from atoll.control.loops.replicas import Replicas
 from atoll.control.loops.waiting import Waiting
 from atoll.control.loops.warming import WarmKeeper
 from atoll.control.loops.watch import Watch
 from atoll.control.manifests import Manifests
 from atoll.control.metering import Meter
+from atoll.control.moments import Moments
 from atoll.control.opening import artifacts_of, clock_of, imports_of, key_of, own_registry_of, signing_of, store_of
 from atoll.control.orders import Orders
 from atoll.control.peer_calls import PeerCalls
@@ -103,6 +106,8 @@ class ControlSettings:
     """`atoll-io`."""
     bucket: BucketSettings | None = None
     """Where images and uploads are kept besides; None: in `images` alone."""
+    moments: bool | None = None
+    """Whether hosts send what they save there; None: as soon as another host could go on from it."""
     registries: Mapping[str, Any] = field(default_factory=dict)
     """Mirrors, and who is spoken to in clear, as `atoll-io image pull` is told."""
     inside: Connect | None = None
@@ -204,6 +209,7 @@ class Control:
         captures = self._captures(hub)
         self.snapshots = Snapshots(store=store, clock=clock, dice=dice, reconciler=reconciler)
         self.waiting = Waiting(reconciler, clock, stagger_s=_STAGGER_S_MAX * dice(1)[0] / 255 if shared is not None else 0.0)
+        self.relief = Relief(reconciler=reconciler, directory=directory, snapshots=self.snapshots)
         self.fencing = Fencing(reconciler, directory, clock, lost=self.snapshots.lost)
         self.watch = Watch(reconciler, directory, clock)
         self.sessions = Sessions(
@@ -220,6 +226,7 @@ class Control:
             peers=of_others,
             stepped_s=settings.stepped_s,
             snapshots=self.snapshots,
+            takes_moments=self._takes_moments,
         )
         self.configuration = configuration = Configuration(store=store, clock=clock, built_in=settings.deployment)
         await configuration.follow()
@@ -322,6 +329,7 @@ class Control:
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
         templates = Templates(store)
         self.manifests = None if self.artifacts is None else Manifests(self.settings.secrets, self.artifacts)
+        self.moments = None if self.artifacts is None else Moments(store, self.artifacts, self._clock.now)
         self._own_registry = own_registry_of(
             self.settings, clock=self._clock, dice=self._dice, public=lambda: self.configuration.current.public_repositories
         )
@@ -434,12 +442,12 @@ class Control:
             version=settings.version,
             shared=shared,
             images_kept=self.sessions.image_caches.all,
-            collecting=self.imports.collected,
+            collecting=Collecting(self.imports, self.moments),
         )
         giving = None
         if settings.images is not None and self.artifacts is not None and self.manifests is not None:
             giving = Giving(settings.images, self.artifacts, self.manifests)
-        of_agents = Counted(agents.Agents(self.sessions, self.enrollment, self._clock, giving=giving), self.meter)
+        of_agents = Counted(agents.Agents(self.sessions, self.enrollment, self._clock, giving=giving, moments=self.moments), self.meter)
         self.hot = [(agents.PREFIX, of_agents), (routes.PREFIX, self._routes), (wellknown.PREFIX, self._well_known())]
         if self.peers is not None:
             self.hot.append((PEERS, PeerCalls(self.peers, self.consoles, self.captures, self.sessions.image_caches)))
@@ -471,15 +479,23 @@ class Control:
         self._spawn(self.watch.run())
         self._spawn(self.builds.run())
         self._spawn(self.snapshots.run())
+        self._spawn(self.relief.run())
         if self.manifests is not None:
             self._spawn(self.manifests.run())
         self._spawn(refresh.run(reconciler.store, configuration=self.configuration, directory=reconciler.directory if shared else None))
         self._spawn(self.alerts.run())
         if self._export.on:
             self._spawn(self._export.run())
-        kept = retention.Kept(settings.records_kept_s, settings.audit_kept_s, settings.alerts_kept_s, settings.events_kept_s)
-        self._spawn(retention.run(reconciler.store, self._clock, kept))
+        self._keep_house()
         self._started = True
+
+    def _keep_house(self) -> None:
+        """What nobody needs any more goes, now and then."""
+        settings = self.settings
+        kept = retention.Kept(settings.records_kept_s, settings.audit_kept_s, settings.alerts_kept_s, settings.events_kept_s)
+        self._spawn(retention.run(self.reconciler.store, self._clock, kept))
+        if self.moments is not None:
+            self._spawn(self.moments.run())
 
     def _archives(self) -> archives.Archives:
         return archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex(), library=self.imports.library)
@@ -524,6 +540,10 @@ class Control:
             await _lifespan(receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _takes_moments(self) -> bool:
+        asked, elsewhere = self.settings.moments, self.settings.bucket is not None or self.reconciler.directory.has_several()
+        return asked if asked is not None else self.artifacts is not None and elsewhere
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from atoll.base.units import ZERO, Vector
-from atoll.domain.host import SUSPECT_AFTER_S, Host
+from atoll.domain.host import SUSPECT_AFTER_S, Admin, Host
 from atoll.domain.spec import Isolation, Spec
 from atoll.planning import placing
 from atoll.planning.fleet import Fleet
@@ -62,7 +62,7 @@ class Directory:
 
     def shortage(self, spec: Spec, *, now: float) -> Shortage:
         """Why no host fits; at most a second old."""
-        key = (spec.vector(), spec.arch, spec.regions, spec.labels, spec.isolation, spec.require_host)
+        key = (spec.vector(), spec.arch, spec.regions, spec.labels, spec.isolation, spec.require_host, placing.fetched_kind(spec))
         known = self._summed.get(key)
         if known is not None and 0 <= now - known[0] < SUMMED_S:
             return known[1]
@@ -72,6 +72,11 @@ class Directory:
         shortage = Shortage(placing.summary(len(self._fleet), removed), removed)
         self._summed[key] = (now, shortage)
         return shortage
+
+    def has_several(self) -> bool:
+        """Whether what one host has could be wanted on another."""
+        enabled = (advert for advert in self._fleet.adverts() if advert.host.admin is not Admin.DISABLED)
+        return next(enabled, None) is not None and next(enabled, None) is not None
 
     def load(self, conn: sa.Connection) -> None:
         """Read everything anew; a store function."""
@@ -120,4 +125,14 @@ def more_room(before: Advert | None, after: Advert) -> bool:
 
 def _kind(host: Host) -> tuple[object, ...]:
     """What filters ask of a host, but for its room and its heartbeat."""
-    return host.admin, host.problems, host.isolations, host.labels, host.region, host.arch, host.protocol_min, host.protocol_max
+    return (
+        host.admin,
+        host.problems,
+        host.isolations,
+        host.moments,
+        host.labels,
+        host.region,
+        host.arch,
+        host.protocol_min,
+        host.protocol_max,
+    )

@@ -82,6 +82,19 @@ async def give(store: Path, digest: str, scope: Scope, send: Send) -> None:
         file = await asyncio.to_thread(_open, store / "blobs" / "sha256" / match[1])
     except OSError as error:
         raise Refused(Code.IMAGE_UNAVAILABLE, f"blob {digest} is not in the store") from error
+    await _send(file, asked, send)
+
+
+async def give_file(path: Path, scope: Scope, send: Send) -> None:
+    """The same of any file of the store. *Errors*: Refused MOMENT_UNAVAILABLE when it is not there, INVALID_REQUEST."""
+    try:
+        file = await asyncio.to_thread(_open, path)
+    except OSError as error:
+        raise Refused(Code.MOMENT_UNAVAILABLE, f"{path.name} is not in the store") from error
+    await _send(file, asgi.header(scope, b"range"), send)
+
+
+async def _send(file: BinaryIO, asked: str, send: Send) -> None:
     try:
         size = os.fstat(file.fileno()).st_size
         first, length = _part(asked, size)

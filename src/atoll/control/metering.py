@@ -20,6 +20,12 @@ from atoll.telemetry.metrics import Metrics
 from atoll.telemetry.otlp import Create, Export, Phase
 
 OTHER: Final = "other"
+_TAKEN_UP: Final = "taken_up"
+_MOMENTS: Final[Mapping[str, str]] = {
+    history.SANDBOX_UPLOADED: "uploaded",
+    history.SANDBOX_HOST_LEFT: "left",
+    history.SANDBOX_RESUMING: _TAKEN_UP,
+}
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -74,6 +80,9 @@ class Meter:
         """A sandbox's change is durable. *Units*: wall seconds."""
         for note in done.notes:
             self._noted(note, done, now=now)
+            what = _MOMENTS.get(note.type)
+            if what is not None and (what != _TAKEN_UP or "placement_id" in note.data):
+                self.metrics.count(m.MOMENTS, what)
 
     def _noted(self, note: Note, done: Committed, *, now: float) -> None:
         sandbox, placement = done.sandbox, done.placement

@@ -19,7 +19,7 @@ from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.spec import SaveMode, Spec
 from atoll.planning.claiming import CLAIMED
-from atoll.planning.pausing import RESUMED
+from atoll.planning.storing import RESUMED
 from atoll.store import payloads, rows
 from atoll.store.engine import Store
 from atoll.store.payloads import Sealed
@@ -27,6 +27,7 @@ from atoll.store.sealing import Sealer
 from atoll.wire import agent as wire
 from atoll.wire.guest import SCOPE_CONTROL
 
+_MODES: Final = frozenset(mode.value for mode in SaveMode)
 TABLE = "payloads"
 PAYLOAD_BYTES_MAX: Final = 128 * 1024
 """Of one payload as it travels: it fits into a message with its command (256 KiB), and with the rest of a poll's answer."""
@@ -85,13 +86,19 @@ class Orders:
                 "ready_s": sandbox.spec.guest_ready_s,
                 "timeout_s": _life_s(placement, sandbox),
             }
+            if placement.origin_moment is not None and sandbox.spec.origin is not None:
+                content["spec"] = {**content["spec"], "origin": {**content["spec"]["origin"], "moment": placement.origin_moment}}
+        if placement.desired is Kind.ENSURE_RUNNING and placement.moment is not None and sandbox.moment is not None:
+            # Only as long as nothing newer can be known: a guest that was seen ready makes it the past.
+            content |= {"moment": placement.moment} if placement.moment == sandbox.moment.digest else {}
         if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == RESUMED and sandbox.save_mode is not None:
             content["save_mode"] = sandbox.save_mode.value
         if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == CLAIMED:
             content["claimed"] = True
         if placement.desired is Kind.ENSURE_SUSPENDED:
             mode, _, strict = (placement.desired_reason or "").partition(" ")
-            content |= {"save_mode": mode or SaveMode.FULL.value, "strict": strict == "strict"}
+            # Another reason than a mode: it is to stay as it was, and what is saved of it already says what that is.
+            content |= {"save_mode": mode if mode in _MODES else SaveMode.FULL.value, "strict": strict == "strict"}
         beside = {"digest": digest(content), "epoch": epoch, "carried_out": placement.applied_revision >= placement.desired_revision}
         return wire.Command.model_validate({**content, **beside}), payload
 

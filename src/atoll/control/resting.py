@@ -14,11 +14,12 @@ from typing import Final
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.control.sandboxes import Sandboxes, not_found, still_at
 from atoll.control.service import Caller
+from atoll.domain.host import Admin, Health, health
 from atoll.domain.operations import Act, Action, Actor
 from atoll.domain.sandbox import TERMINAL, Sandbox, State
 from atoll.domain.spec import SaveMode
 from atoll.planning.pausing import MOVING, wakes_by_traffic
-from atoll.planning.stimuli import PauseRequested, ResumeRequested, SuspendRequested
+from atoll.planning.stimuli import CopyUnwanted, PauseRequested, ResumeRequested, SuspendRequested
 from atoll.store import sandboxes
 
 WOKEN_S: Final = 300.0
@@ -79,8 +80,7 @@ class Resting:
         if found.state is State.READY:
             return found, False
         wish = ResumeRequested(max(0.0, timeout_s) if timeout_s is not None else None, reboot)
-        done = await self._apply(found, wish, Act(caller.actor(), Action.SANDBOX_RESUME, found.id), revision=revision, readmit=True)
-        after = await self._settled(caller, sandbox_id)
+        done, after = await self._back(caller, found, wish, Act(caller.actor(), Action.SANDBOX_RESUME, found.id), revision=revision)
         if after.state is not State.READY:
             if found.unresponsive:
                 message = f"sandbox {found.id} was saved while its guest did not answer, and does not answer now"
@@ -95,6 +95,51 @@ class Resting:
         done = await self.sandboxes.reconciler.apply(found.id, wish, about=still_at(revision), act=act, readmit=readmit)
         return done is not None and done.changed
 
+    async def _back(
+        self, caller: Caller | None, found: Sandbox, wish: ResumeRequested, act: Act, *, revision: int | None
+    ) -> tuple[bool, Sandbox]:
+        """Whether this wish has brought it back, and what it is then. Where it is, or, if the artifact store has it, on any host that fits.
+
+        *Errors*: Unavailable when nobody has room, and then it stays as it is.
+        """
+        done = await self._one_way_back(caller, found, wish, act, revision=revision)
+        after = await self._settled(caller, found.id)
+        if done or after.rests_in_store == found.rests_in_store:
+            return done, after
+        # Its host has given its copy up in between.
+        done = await self._one_way_back(caller, after, wish, act, revision=revision)
+        return done, await self._settled(caller, found.id)
+
+    async def _one_way_back(self, caller: Caller | None, found: Sandbox, wish: ResumeRequested, act: Act, *, revision: int | None) -> bool:
+        if found.rests_in_store:
+            taken = await self.sandboxes.reconciler.take_up(found, wish, about=still_at(revision), act=act)
+            return taken is not None and taken.changed
+        if found.moment is not None and self._is_away(found):
+            found, revision = await self._leave(caller, found, revision)
+            if found.rests_in_store:
+                return await self._one_way_back(caller, found, wish, act, revision=revision)
+        try:
+            return await self._apply(found, wish, act, revision=revision, readmit=True)
+        except Unavailable:
+            if found.moment is None:
+                raise
+            found, revision = await self._leave(caller, found, revision)
+            if not found.rests_in_store:
+                raise
+        return await self._one_way_back(caller, found, wish, act, revision=revision)
+
+    def _is_away(self, sandbox: Sandbox) -> bool:
+        """Whether its host cannot be expected to bring it back soon."""
+        host = self.sandboxes.reconciler.directory.host(sandbox.host_id) if sandbox.host_id is not None else None
+        now = self.sandboxes.clock.now()
+        return host is None or host.admin is Admin.DISABLED or health(host, now=now) is not Health.HEALTHY
+
+    async def _leave(self, caller: Caller | None, found: Sandbox, revision: int | None) -> tuple[Sandbox, int | None]:
+        """It rests in the artifact store alone, if it can. What it is then; its revision, where the caller has named one."""
+        await self.sandboxes.reconciler.apply(found.id, CopyUnwanted(), about=still_at(revision))
+        after = await self._settled(caller, found.id)
+        return after, (after.revision if revision is not None else None)
+
     async def wake(self, sandbox_id: str) -> None:
         """Resume one for which traffic has come. *Idempotency*: one that runs is left alone. *Errors*: as Service.resume."""
         found = await self._settled(None, sandbox_id)
@@ -104,8 +149,7 @@ class Resting:
             raise not_found(sandbox_id)
         act = Act(Actor(found.team_id), Action.SANDBOX_RESUME, found.id, data={"by": "traffic"})
         life_s = float(min(WOKEN_S, found.spec.timeout_s_max))
-        await self._apply(found, ResumeRequested(life_s), act, revision=None, readmit=True)
-        after = await self._settled(None, sandbox_id)
+        _, after = await self._back(None, found, ResumeRequested(life_s), act, revision=None)
         if after.state is not State.READY:
             raise failure(after, Code.RESUME_FAILED)
 

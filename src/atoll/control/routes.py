@@ -52,7 +52,7 @@ class Routes:
         self.wake: Callable[[str], Awaitable[None]] = _nobody_wakes
         """Resumes a sandbox because traffic has come for it. *Errors*: those of Service.resume."""
 
-    def load(self, found: Iterable[tuple[Sandbox, Placement]]) -> None:
+    def load(self, found: Iterable[tuple[Sandbox, Placement | None]]) -> None:
         """What is reachable at start."""
         for sandbox, placement in found:
             self.changed(sandbox, placement)
@@ -62,7 +62,7 @@ class Routes:
         """Raised by each change; for `replace`."""
         return self._cursor
 
-    def replace(self, found: Iterable[tuple[Sandbox, Placement]], *, since: int) -> None:
+    def replace(self, found: Iterable[tuple[Sandbox, Placement | None]], *, since: int) -> None:
         """All that was reachable at some moment after the cursor stood at `since`. What has changed after that stays as it is."""
         there = {sandbox.id: (sandbox, placement) for sandbox, placement in found}
         for sandbox_id in [name for name, at in self._changed_at.items() if name not in there and at <= since]:
@@ -224,15 +224,15 @@ class Routes:
 
     def _asleep(self, sandbox: Sandbox, placement: Placement | None) -> Route | None:
         """What edges know of one that traffic may wake: who may, and no way to it. None: it is resumed by its client alone."""
-        if not wakes_by_traffic(sandbox) or placement is None:
+        if not wakes_by_traffic(sandbox) or (placement is None and not sandbox.rests_in_store):
             return None
         public = sandbox.spec.network.public_traffic
         return Route(
             sandbox_id=sandbox.id,
             revision=sandbox.revision,
             generation=sandbox.generation,
-            placement_id=placement.id,
-            host_id=placement.host_id,
+            placement_id=placement.id if placement is not None else "",
+            host_id=placement.host_id if placement is not None else "",
             state=sandbox.state.value,
             reach=Reach(ip=""),
             public_traffic=public,

@@ -58,8 +58,8 @@ RENEW_S: Final = 2.0
 _MOMENT_S: Final = 0.001
 """Less than this is no time to park for."""
 
-_Health = tuple[frozenset[str], frozenset[str], tuple[str, ...], Mapping[str, str]]
-"""Isolations, images, problems, facts."""
+_Health = tuple[frozenset[str], frozenset[str], tuple[str, ...], Mapping[str, str], frozenset[str]]
+"""Isolations, images, problems, facts, moments."""
 
 
 @dataclass(slots=True)
@@ -94,6 +94,7 @@ class Sessions:
         captures: Captures | None = None,
         peers: Peers | None = None,
         snapshots: Snapshots | None = None,
+        takes_moments: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -109,7 +110,14 @@ class Sessions:
         self._incarnation = incarnation
         self._settling = Settling(reconciler, clock, incarnation)
         self._answers = Answers(
-            store=store, orders=orders, consoles=consoles, captures=captures, peers=peers, wants=reconciler.wants, incarnation=incarnation
+            store=store,
+            orders=orders,
+            consoles=consoles,
+            captures=captures,
+            peers=peers,
+            wants=reconciler.wants,
+            incarnation=incarnation,
+            takes_moments=takes_moments,
         )
         self._deliveries = Deliveries(store, clock, reconciler, orders)
         self._inspection = Inspection(stepped_s)
@@ -246,6 +254,7 @@ class Sessions:
             failed_revision=seen.failed_revision,
             save_mode=seen.save_mode,
             unresponsive=seen.unresponsive,
+            moment=wire.moment_of(seen.moment, seen.moment_size, seen.moment_kind),
             ready=seen.ready,
         )
         done = await self._reconciler.apply(
@@ -332,7 +341,8 @@ class Sessions:
         problems = (*problems, *findings.problems)
         if not settled(poll, self._incarnation):
             problems = (*problems, PROBLEM)
-        health = (frozenset(poll.health.isolations), frozenset(poll.health.images), problems, findings.facts)
+        said = poll.health
+        health = (frozenset(said.isolations), frozenset(said.images), problems, findings.facts, frozenset(said.moments))
         now = self._clock.now()
         known = self._directory.host(host.id)
         same = known is not None and known.epoch == poll.epoch and _health(host) == health
@@ -357,7 +367,8 @@ class Sessions:
             if current.poll_seq >= poll.poll_seq:
                 raise Refused(Code.STALE_POLL, "a newer poll of this session has come to another replica")
             if _health(current) != health:
-                told = replace(current, isolations=health[0], images=health[1], problems=health[2], facts=health[3])
+                isolations, images, problems, found_out, moments = health
+                told = replace(current, isolations=isolations, images=images, problems=problems, facts=found_out, moments=moments)
                 hosts.save(conn, told, read=current)
             hosts.polled(conn, current, poll_seq=poll.poll_seq, seen_at=now, lease_until=now + LEASE_S)
             found = hosts.by_id(conn, host.id)
@@ -399,7 +410,7 @@ def _taken_over(conn: sa.Connection, host: Host, epoch: str, incarnation: str) -
 
 
 def _health(host: Host) -> _Health:
-    return host.isolations, host.images, host.problems, host.facts
+    return host.isolations, host.images, host.problems, host.facts, host.moments
 
 
 def _stranger(conn: sa.Connection, digest: str) -> AtollError:

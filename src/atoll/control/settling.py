@@ -18,7 +18,7 @@ from atoll.base.errors import Code, Unavailable
 from atoll.base.units import Vector
 from atoll.control.loops.reconcile import Reconciler
 from atoll.domain.account import Account
-from atoll.domain.host import Host
+from atoll.domain.host import UNSETTLED, Host
 from atoll.store import facts, restoring
 from atoll.store.restoring import Taken
 from atoll.telemetry import events as names
@@ -27,7 +27,7 @@ from atoll.wire import agent as wire
 
 LOG = get_logger()
 
-PROBLEM = "store.restored"
+PROBLEM = UNSETTLED
 """Of a host that has not settled yet; any problem keeps new sandboxes away."""
 
 

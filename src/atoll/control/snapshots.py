@@ -169,7 +169,7 @@ class Snapshots:
         def work(conn: sa.Connection) -> Snapshot:
             known = _look(conn, caller, reference)
             found = snapshots.get(conn, known.id, lock=True) if known is not None else None
-            if found is None or (outcome := keeping.delete(found)) is None:
+            if found is None or (outcome := keeping.delete(found, now=now)) is None:
                 raise not_found(reference)
             if count := snapshots.users(conn, found):
                 raise Refused(Code.SNAPSHOT_IN_USE, f"{count} sandboxes use snapshot {found.reference!r}")
@@ -204,12 +204,24 @@ class Snapshots:
 
         def work(conn: sa.Connection) -> Snapshot | None:
             found = snapshots.get(conn, snapshot_id, lock=True)
-            outcome = None if found is None or snapshots.users(conn, found) else keeping.delete(found)
+            outcome = None if found is None or snapshots.users(conn, found) else keeping.delete(found, now=self.clock.now())
             return None if outcome is None else snapshots.commit(conn, outcome.snapshot)
 
         with contextlib.suppress(AtollError):
             if (gone := await self.store.write(work)) is not None:
                 self._told(gone, None)
+
+    async def leave(self, snapshot_id: str) -> None:
+        """Its host is to give its copy up; one that is not in the store stays. *Idempotency*: said again, it changes nothing."""
+        now = self.clock.now()
+
+        def work(conn: sa.Connection) -> tuple[Snapshot, Vector] | None:
+            found = snapshots.get(conn, snapshot_id, lock=True)
+            outcome = None if found is None else keeping.leave(found)
+            return None if outcome is None else self._commit(conn, outcome, now)
+
+        if (done := await self.store.write(work)) is not None:
+            self._told(*done)
 
     async def heard(self, host: Host, seen: wire.SnapshotSeen, *, unless: Callable[[sa.Connection], None]) -> None:
         """What a host's agent says. *Idempotency*: said again, it changes nothing. `unless` raises when this run may not say it any more."""
@@ -355,7 +367,8 @@ def _look(conn: sa.Connection, caller: Caller, reference: str) -> Snapshot | Non
 def _word(seen: wire.SnapshotSeen) -> keeping.Kept | keeping.NotKept | keeping.Absent:
     match seen.state:
         case wire.SnapshotState.KEPT:
-            return keeping.Kept(seen.save_mode or SaveMode.FILES, seen.size_bytes)
+            stored = wire.moment_of(seen.moment, seen.moment_size, seen.moment_kind)
+            return keeping.Kept(seen.save_mode or SaveMode.FILES, seen.size_bytes, stored)
         case wire.SnapshotState.FAILED:
             return keeping.NotKept(seen.code or Code.SAVE_FAILED.value, seen.message)
         case wire.SnapshotState.ABSENT:

@@ -14,9 +14,9 @@ from atoll.control.configuration import Configuration
 from atoll.control.directory import Directory
 from atoll.control.service import Caller, Why
 from atoll.control.templates import Templates
-from atoll.planning import placing, resolve
+from atoll.planning import keeping, placing, resolve, storing
 from atoll.planning.resolve import CreateRequest
-from atoll.store import sandboxes
+from atoll.store import sandboxes, snapshots
 from atoll.store.engine import Store
 
 
@@ -35,9 +35,13 @@ class Whys:
         found = await self.store.read(lambda conn: sandboxes.get(conn, sandbox_id)) if is_id(Prefix.SANDBOX, sandbox_id) else None
         if found is None or (found.team_id != caller.team.id and not caller.operator):
             raise Refused(Code.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id[:64]!r} was not found")
+        spec = storing.sought(found)
+        if found.spec.origin is not None and not found.rests_in_store:
+            origin = found.spec.origin
+            spec = keeping.sought(spec, await self.store.read(lambda conn: snapshots.get(conn, origin.snapshot_id)))
         told = placing.explain(
             self.directory.adverts(),
-            found.spec,
+            spec,
             sandbox_id=found.id,
             now=self.clock.now(),
             excluded=found.tried_hosts,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.domain.command import Kind
+from atoll.domain.moment import Moment
 from atoll.domain.placement import Observed
 from atoll.domain.spec import SaveMode, Spec
 
@@ -32,6 +33,8 @@ class Account:
     observed: Observed = Observed.UNKNOWN
     save_mode: SaveMode | None = None
     """Of what is saved."""
+    moment: Moment | None = None
+    """What is saved, where it is in the store."""
     address: str | None = None
     end_revision: int = 0
     remaining_s: float | None = None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.domain.spec import LADDER, Ingress, Isolation, OnExit, OnLeaseExpiry, OnLoss, PlacementPolicy
+from atoll.domain.spec import LADDER, LOCAL_S, Ingress, Isolation, OnExit, OnLeaseExpiry, OnLoss, PlacementPolicy
 
 BURST_S: Final = 5.0
 """A burst that nobody has named is what comes in this time."""
@@ -67,6 +67,7 @@ class WorkloadClass:
     pause_s: float = 30.0
     resume_s: float = 60.0
     save_s: float = 300.0
+    local_s: float = LOCAL_S
     release_s: float = 60.0
     no_capacity_s: float = 300.0
     create_patience_s: float = 50.0

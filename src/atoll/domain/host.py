@@ -58,6 +58,8 @@ class Health(StrEnum):
     LOST = "lost"
 
 
+UNSETTLED: Final = "store.restored"
+"""The problem of a host that has not yet said what it has since the store was taken back to a backup."""
 SUSPECT_AFTER_S: Final = 30.0
 LOST_AFTER_S: Final = 90.0
 LEASE_S: Final = 300.0
@@ -91,6 +93,8 @@ class Host:
     protocol_max: int = 1
     isolations: frozenset[str] = frozenset()
     """The isolations whose self-test passed on this host."""
+    moments: frozenset[str] = frozenset()
+    """Kinds of moments (`domain.moment.kind`) that it can go on from when they are fetched from the artifact store."""
     images: frozenset[str] = frozenset()
     """Digests that it holds ready."""
     problems: tuple[str, ...] = ()

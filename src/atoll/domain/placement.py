@@ -17,6 +17,7 @@ from atoll.base.ids import HostId, PlacementId, SandboxId
 from atoll.base.units import ZERO, Vector
 from atoll.domain import machine
 from atoll.domain.command import Kind
+from atoll.domain.moment import Moment
 
 
 class Holding(StrEnum):
@@ -56,6 +57,8 @@ HOLDING_MOVES: Final[Mapping[tuple[Holding, Grant], Holding]] = {
     (Holding.ACTIVE, Grant.STOPPED): Holding.STOPPED,
     (Holding.STOPPED, Grant.RESTARTED): Holding.ACTIVE,
     (Holding.ACTIVE, Grant.SAVED): Holding.SAVED,
+    # It was fetched, and its guest did not come back.
+    (Holding.RESERVED, Grant.SAVED): Holding.SAVED,
     (Holding.PAUSED, Grant.SAVED): Holding.SAVED,
     (Holding.PAUSED, Grant.STOPPED): Holding.STOPPED,
     (Holding.SAVED, Grant.RESTORED): Holding.ACTIVE,
@@ -100,6 +103,8 @@ class Report:
     """Of what is saved: a SaveMode."""
     unresponsive: bool = False
     """The guest did not answer when it was saved."""
+    moment: Moment | None = None
+    """What is saved now, once it is in the artifact store."""
     ready: bool = False
     """The guest answered the handshake for this generation, and was initialised."""
 
@@ -115,6 +120,10 @@ class Placement:
     holding: Holding
     vector: Vector
     nonce: str
+    moment: str | None = None
+    """Digest of the moment in the artifact store that it goes on from: of a sandbox that no host had any more."""
+    origin_moment: str | None = None
+    """The same of its spec's origin, for a host that has no copy of that snapshot."""
     desired: Kind = Kind.ENSURE_RUNNING
     """What control wants; with `desired_revision` it is the placement's one current command."""
     desired_revision: int = 1

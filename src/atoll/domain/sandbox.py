@@ -15,6 +15,7 @@ from typing import Final
 
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
 from atoll.domain import machine
+from atoll.domain.moment import Moment
 from atoll.domain.spec import SaveMode, Spec
 
 
@@ -76,6 +77,8 @@ class Condition(StrEnum):
     REPLACEMENT_BLOCKED = "REPLACEMENT_BLOCKED"
     NO_ELIGIBLE_HOST = "NO_ELIGIBLE_HOST"
     DEADLINE_MISSED = "DEADLINE_MISSED"
+    HOSTS_UNSETTLED = "HOSTS_UNSETTLED"
+    """It rests in the artifact store, as a backup knows it, and a host that has not said what it has may have it: it cannot be resumed yet."""
 
 
 TERMINAL: Final = frozenset({State.RELEASED, State.FAILED})
@@ -160,6 +163,7 @@ TIMEOUTS: Final[Mapping[str, str]] = {
     "pause": "pause_s",
     "resume": "resume_s",
     "save": "save_s",
+    "local": "local_s",
 }
 """Names of the document's timeouts, and of the fields of a spec that they become."""
 DEADLINES: Final = (
@@ -185,6 +189,9 @@ DEADLINES: Final = (
     ),
     Deadline(State.PAUSING, "it was not seen frozen", ("pause",), "`PAUSE_TIMEOUT`: it goes on"),
     Deadline(State.SUSPENDING, "it was not seen saved", ("save",), "`SAVE_TIMEOUT`: it goes on"),
+    Deadline(
+        State.SUSPENDED, "what is saved is in the artifact store", ("local",), "its host gives its copy up; it rests in the store alone"
+    ),
     Deadline(State.STOPPING, "it was not seen stopped", ("pause",), "`PAUSE_TIMEOUT`: it goes on"),
     Deadline(
         State.RESUMING,
@@ -257,10 +264,19 @@ class Sandbox:
     """What of it is saved, or was asked to be, last."""
     unresponsive: bool = False
     """Its guest did not answer when it was saved."""
+    moment: Moment | None = None
+    """What is saved of it, once it is in the artifact store: the newest save, never an earlier one. The past as soon as it is ready again."""
+    saved_on: HostId | None = None
+    """Of one that rests in the store alone: where it was saved, and is preferably resumed."""
     claimable: str | None = None
     """Made ahead, and for which creates: the pool that it is of (`planning/claiming.py`). None: somebody's, or it was never for anybody to take."""
     unseen: int = 0
     """Earlier placements that were neither seen gone nor fenced yet, and hold what they held."""
+
+    @property
+    def rests_in_store(self) -> bool:
+        """Whether no host has it, and any that fits can go on from what is saved."""
+        return self.state is State.SUSPENDED and self.placement_id is None and self.moment is not None
 
     @property
     def since(self) -> float:

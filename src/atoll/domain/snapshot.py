@@ -2,7 +2,8 @@
 
 Theory of operation. Control writes every field, from what the host's agent says. A snapshot is TAKING from the commit that wants it until
 the host has it whole (READY), or says why it has not (FAILED). It holds disk on its host from the first of these until it is *seen* gone:
-DELETING ends only with the agent's word, or with its host (LOST), of which nothing comes back. One that takes too long is deleted, since
+DELETING ends only with the agent's word, or with its host (LOST), of which nothing comes back but what is in the artifact store:
+a snapshot whose moment is there stays READY, and only its copy on the host is gone (`copy`), which may also be ordered away. One that takes too long is deleted, since
 nobody knows what the host has of it. What is not in this table: whether sandboxes still need it, which is asked in the commit that deletes.
 A fork is a snapshot that is kept for as long as its clones are begun from it; a head start, for as long as its build is named by anything.
 """
@@ -16,6 +17,7 @@ from typing import Final
 
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
 from atoll.domain import machine
+from atoll.domain.moment import Moment
 from atoll.domain.spec import SaveMode, Spec
 
 DEFAULT_TAG: Final = "default"
@@ -68,6 +70,15 @@ class Purpose(StrEnum):
     """A build's, whose start command is ready in it: sandboxes of that build begin from it where they can. No list shows it; its client is the build."""
 
 
+class Copy(StrEnum):
+    """What its host has of a snapshot that is ready."""
+
+    HERE = "here"
+    LEAVING = "leaving"
+    """It is in the artifact store, and its host is to give its copy up."""
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A snapshot's row. *Units*: wall seconds, bytes."""
@@ -100,6 +111,9 @@ class Snapshot:
     """When its present state must have been left; of a fork that is ready: when nobody needs it any more."""
     code: str | None = None
     message: str | None = None
+    moment: Moment | None = None
+    """What is kept, once it is in the artifact store: then it outlives its host, and others begin from it as well."""
+    copy: Copy = Copy.HERE
 
     @property
     def reference(self) -> str:
@@ -114,6 +128,6 @@ def step(state: State, event: Event) -> State:
 
 def held_disk_mib(snapshot: Snapshot) -> int:
     """What it counts for of its host's disk. *Units*: MiB. Until its size is known, its sandbox's memory."""
-    if snapshot.state in TERMINAL:
+    if snapshot.state in TERMINAL or snapshot.copy is Copy.NONE:
         return 0
     return -(-snapshot.size_bytes >> 20) if snapshot.size_bytes else snapshot.spec.memory_mib

@@ -12,6 +12,8 @@ from typing import Final
 
 from atoll.base.units import Vector
 
+LOCAL_S: Final = 60.0
+
 
 class Isolation(StrEnum):
     """What separates the guest from the host. Never claim more than is true."""
@@ -107,6 +109,12 @@ class Origin:
     mode: SaveMode
     or_boot: bool = False
     """A head start, and no more than that: where the host does not have it whole the guest boots, and that is said."""
+    pinned: bool = False
+    """`require_host` is where the snapshot is, because it is there alone; nobody has asked for that host."""
+    moment: str | None = None
+    """Digest of the moment that a host fetches which has no copy of the snapshot. Added on the way to a host: what is in the store changes."""
+    kind: str = ""
+    """Which hosts can go on from it (`domain.moment.kind`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +169,8 @@ class Spec:
     pause_s: float = 30.0
     resume_s: float = 60.0
     save_s: float = 300.0
+    local_s: float = LOCAL_S
+    """How long what is saved stays on its host once it is in the artifact store, so that it is back soon."""
     timeout_s_max: int = 24 * 3600
     """How far its end may be moved."""
     on_loss: OnLoss = OnLoss.END

@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from atoll.domain import moment
 from atoll.domain.spec import Isolation, SaveMode, Spec
 
 
@@ -47,6 +48,8 @@ class Capabilities:
 
     snapshots: bool = False
     """What can be saved can also be kept while its guest goes on, and others begun from it (`snapshot`)."""
+    portable: bool = False
+    """What is saved or kept here can be gone on from at another host (`pack_list`, `receive`)."""
     survives_agent: bool = True
     """Sandboxes go on while the agent is away, and are adopted."""
     metered: bool = False
@@ -175,6 +178,41 @@ class Saved:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class MomentFacts:
+    """What is to be known of a moment besides its bytes: by which host it can be gone on from."""
+
+    driver: str
+    isolation: Isolation
+    arch: str
+    mode: SaveMode
+    image: str
+    """Digest of the image that its files are written above."""
+    runtime: str = ""
+    """What wrote it, with its version: what memory looks like differs between versions."""
+    cpu: tuple[str, ...] = ()
+    """What its memory may rely on of the processor; a host that has less cannot go on from it."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """The driver's own words to itself."""
+
+    @property
+    def kind(self) -> str:
+        """What hosts must share to go on from it (`domain.moment.kind`); what only a host can tell is told by `Driver.suits`."""
+        return moment.kind(self.driver, str(self.isolation), self.arch, self.runtime)
+
+
+@dataclass(frozen=True, slots=True)
+class PackList:
+    """Where the files of a moment are, and what is to be known of them. They do not change as long as they are there."""
+
+    facts: MomentFacts
+    directory: Path
+    files: tuple[str, ...] = ()
+    """Names in the directory; none: all that there is to it is in the facts (fakes)."""
+    size_bytes: int = 0
+    """What they take of the host's disk."""
+
+
 OnExit = Callable[[str, str], Awaitable[None]]
 """`await on_exit(placement_id, reason)`: called once when a running guest ends without `stop` or `remove` having been asked."""
 
@@ -273,6 +311,35 @@ class Driver(Protocol):
 
     async def snapshots(self) -> Sequence[str]:
         """What is kept here, by id."""
+        ...
+
+    # elsewhere
+    async def pack_list(self, name: str) -> PackList:
+        """What is saved of a placement, or kept as a snapshot, by either's id; on the disk by now, whatever becomes of the host's power.
+
+        *Errors*: Refused PLACEMENT_LOST (nothing is saved or kept under this id), ILLEGAL_STATE (a snapshot that came from the store itself),
+        RESUME_FAILED (it is not whole), NOT_SUPPORTED.
+        """
+        ...
+
+    def inbox(self, name: str) -> Path:
+        """Where files for `receive` are to be fetched to: a directory that is not there yet, beside what is saved, by an id of ours."""
+        ...
+
+    async def kinds(self) -> Sequence[str]:
+        """Kinds of moments that this host can go on from (`MomentFacts.kind`)."""
+        ...
+
+    async def suits(self, facts: MomentFacts) -> None:
+        """Whether this host can go on from such a moment. *Errors*: Refused MOMENT_UNSUITABLE."""
+        ...
+
+    async def receive(self, order: Order, facts: MomentFacts, directory: Path, *, snapshot_id: str | None = None) -> None:
+        """Have what was fetched into the inbox as what is saved of this order's placement, which `restore` goes on from; or, with an id, as a
+        snapshot that is kept here. It appears whole or not at all, and is on the disk.
+
+        *Idempotency*: what is saved or kept already stays. *Errors*: as `suits`; Refused MOMENT_CORRUPT, HOST_DISK_FULL, NOT_SUPPORTED.
+        """
         ...
 
     # look

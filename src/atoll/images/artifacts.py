@@ -83,6 +83,10 @@ class Artifacts(Protocol):
         """Where anybody may read the object for a while; None: it is read by `get` alone. The link is a secret for as long."""
         ...
 
+    async def put_link(self, key: str, *, lasts_s: float) -> str | None:
+        """Where anybody may write the object for a while; None: it is written by `put` alone. As `link`; what comes is believed by nobody."""
+        ...
+
 
 def check(key: str) -> str:
     """The key. *Errors*: Refused INVALID_REQUEST when it could lead out of the store."""
@@ -204,6 +208,10 @@ class Folder:
         del lasts_s
         check(key)
         return None
+
+    async def put_link(self, key: str, *, lasts_s: float) -> str | None:
+        """See Artifacts."""
+        return await self.link(key, lasts_s=lasts_s)
 
 
 class Fill(Protocol):

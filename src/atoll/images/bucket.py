@@ -110,6 +110,11 @@ class Bucket:
         with _told(check(key)):
             return await obstore.sign_async(self._store, "GET", key, timedelta(seconds=lasts_s))
 
+    async def put_link(self, key: str, *, lasts_s: float) -> str | None:
+        """See Artifacts."""
+        with _told(check(key)):
+            return await obstore.sign_async(self._store, "PUT", key, timedelta(seconds=lasts_s))
+
 
 def _open(settings: BucketSettings) -> S3Store:
     config: S3Config = {"region": settings.region}

@@ -1,7 +1,8 @@
 """Beginning: what a create begins from, a template's build or a kept moment of another sandbox, and what that fixes. Pure.
 
-Theory of operation. A moment is of one host, one isolation and one size: memory that was saved fits only into what it was saved from, and so does
-a disk. So all of these are the snapshot's, and a request that names others is refused rather than answered with something else. What
+Theory of operation. A moment is of one isolation and one size: memory that was saved fits only into what it was saved from, and so does
+a disk; and until it is in the artifact store it is of one host. So all of these are the snapshot's, and a request that names others is refused
+rather than answered with something else. What
 separates a sandbox from others (tokens, network, end, metadata) is the request's own, as in any create. A head start is a build's moment in
 which its start command is ready: a create that fits it begins from it where its host has it, and any other boots; none is refused for it.
 """
@@ -57,7 +58,8 @@ def of_snapshot(snapshot: Snapshot, request: CreateRequest, *, host_name: str = 
         asked, has = getattr(request, name), getattr(spec, name)
         if asked is not None and asked != has:
             raise Refused(Code.INVALID_REQUEST, f"{name} of what begins from a snapshot is the snapshot's, {has}; leave it out")
-    if request.require_host not in (None, snapshot.host_id, host_name or None):
+    elsewhere = request.require_host not in (None, snapshot.host_id, host_name or None)
+    if elsewhere and snapshot.moment is None:
         raise Refused(Code.INVALID_REQUEST, f"snapshot {snapshot.reference!r} is on host {host_name or snapshot.host_id} alone")
     fixed = replace(
         request,
@@ -65,10 +67,12 @@ def of_snapshot(snapshot: Snapshot, request: CreateRequest, *, host_name: str = 
         cpu_millis=spec.cpu_millis,
         memory_mib=spec.memory_mib,
         disk_mib=spec.disk_mib,
-        require_host=snapshot.host_id,
+        # Whether it has to be there is asked when a host is looked for: it may be in the store by then.
+        require_host=request.require_host if elsewhere else snapshot.host_id,
         prefer_host=None,
     )
-    return Beginning(fixed, _as_template(snapshot), lambda made: _shaped(made, snapshot), snapshot, on_record=False)
+    pinned = request.require_host is None
+    return Beginning(fixed, _as_template(snapshot), lambda made: _shaped(made, snapshot, pinned=pinned), snapshot, on_record=False)
 
 
 def check_class(snapshot: Snapshot, policy: WorkloadClass) -> None:
@@ -92,7 +96,7 @@ def head_start(spec: Spec, moment: Snapshot, *, brings: bool) -> Spec | str:
     return replace(spec, origin=Origin(moment.id, moment.mode, or_boot=True), prefer_host=prefer)
 
 
-def _shaped(made: Spec, snapshot: Snapshot) -> Spec:
+def _shaped(made: Spec, snapshot: Snapshot, *, pinned: bool) -> Spec:
     """The request's spec, with everything that is a part of what was kept as it was there."""
     was = snapshot.spec
     return replace(
@@ -106,7 +110,7 @@ def _shaped(made: Spec, snapshot: Snapshot) -> Spec:
         arch=was.arch,
         regions=(),
         labels=(),
-        origin=Origin(snapshot.id, snapshot.mode),
+        origin=Origin(snapshot.id, snapshot.mode, pinned=pinned),
     )
 
 

@@ -20,7 +20,7 @@ from typing import Final
 from atoll.domain.host import SUSPECT_AFTER_S, Host
 from atoll.domain.spec import Isolation, PlacementPolicy, Spec
 from atoll.planning import placing
-from atoll.planning.placing import Advert, Filter
+from atoll.planning.placing import Advert, Filter, fetched_kind
 
 _FEW: Final = 8
 """Hosts of which there are at most one in this many are looked at one by one, whatever their order."""
@@ -199,7 +199,7 @@ class Fleet:
 
     def _suitable(self, spec: Spec) -> set[int]:
         """The traits that nothing lasting speaks against."""
-        shape = (spec.arch, spec.regions, spec.labels, spec.isolation)
+        shape = (spec.arch, spec.regions, spec.labels, spec.isolation, fetched_kind(spec))
         asked, suited = self._suited.get(shape) or (0, set())
         if asked < len(self._of_trait):
             suited.update(
@@ -301,6 +301,7 @@ class Fleet:
             host.protocol_min,
             host.protocol_max,
             host.isolations,
+            host.moments,
         )
         number = self._traits.get(said)
         if number is None:

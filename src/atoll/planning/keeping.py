@@ -13,8 +13,9 @@ from typing import Final
 from atoll.base.errors import Code
 from atoll.domain import history as ev
 from atoll.domain import snapshot as sn
-from atoll.domain.snapshot import Event, Purpose, Snapshot, State
-from atoll.domain.spec import SaveMode
+from atoll.domain.moment import Moment
+from atoll.domain.snapshot import Copy, Event, Purpose, Snapshot, State
+from atoll.domain.spec import SaveMode, Spec
 from atoll.planning.stimuli import Note
 
 FORK_LEFT_S: Final = 120.0
@@ -27,6 +28,8 @@ class Kept:
 
     mode: SaveMode
     size_bytes: int
+    moment: Moment | None = None
+    """What the artifact store has of it, once that is all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +70,51 @@ def heard(snapshot: Snapshot, word: Kept | NotKept | Absent, *, now: float) -> O
                 deadline_at=now + fork_s if snapshot.purpose is Purpose.FORK else None,
             )
             said = {"snapshot_id": snapshot.id, "mode": word.mode.value, "bytes": word.size_bytes}
-            return Outcome(after, Note(ev.SANDBOX_SNAPSHOT_TAKEN, said))
+            return Outcome(replace(after, moment=word.moment), Note(ev.SANDBOX_SNAPSHOT_TAKEN, said))
+        case Kept() if snapshot.state is State.READY and snapshot.moment is None and word.moment is not None:
+            said = {"snapshot_id": snapshot.id, "moment": word.moment.digest, "bytes": word.moment.size}
+            return Outcome(replace(snapshot, moment=word.moment), Note(ev.SANDBOX_SNAPSHOT_UPLOADED, said))
         case NotKept() if snapshot.state is State.TAKING:
             return _failed(snapshot, Event.BROKE, word.code, word.message, now)
         case Absent() if snapshot.state is State.DELETING:
             return Outcome(_ended(snapshot, Event.ABSENCE_CONFIRMED, now))
+        case Absent() if snapshot.copy is Copy.LEAVING:
+            return Outcome(replace(snapshot, copy=Copy.NONE))
         case _:
             return None
 
 
-def delete(snapshot: Snapshot) -> Outcome | None:
-    """Somebody wants it gone. None where it is going or gone."""
+def delete(snapshot: Snapshot, *, now: float) -> Outcome | None:
+    """Somebody wants it gone. None where it is going or gone. What no host has is gone at once."""
     if (snapshot.state, Event.DELETE) not in sn.MOVES:
         return None
-    return Outcome(replace(snapshot, state=sn.step(snapshot.state, Event.DELETE), deadline_at=None))
+    going = replace(snapshot, state=sn.step(snapshot.state, Event.DELETE), deadline_at=None)
+    return Outcome(_ended(going, Event.ABSENCE_CONFIRMED, now) if snapshot.copy is Copy.NONE else going)
+
+
+def sought(spec: Spec, snapshot: Snapshot | None) -> Spec:
+    """What a host is looked for with for a sandbox that begins from this snapshot, as it is now: once it is in the store, any that fits, and
+    preferably the one that has a copy. `snapshot`: its spec's origin; None: it is gone.
+    """
+    origin = spec.origin
+    if origin is None or origin.or_boot:
+        # A head start is taken where it is, and boots elsewhere: no host is left out for it, and nothing is fetched.
+        return spec
+    if snapshot is None or snapshot.moment is None or snapshot.state is not State.READY:
+        return spec
+    return replace(
+        spec,
+        require_host=None if origin.pinned else spec.require_host,
+        prefer_host=spec.prefer_host or (snapshot.host_id if snapshot.copy is Copy.HERE else None),
+        origin=replace(origin, moment=snapshot.moment.digest, kind=snapshot.moment.kind),
+    )
+
+
+def leave(snapshot: Snapshot) -> Outcome | None:
+    """Its host is to give its copy up. None where it is needed, or there is none."""
+    if snapshot.state is not State.READY or snapshot.moment is None or snapshot.copy is not Copy.HERE:
+        return None
+    return Outcome(replace(snapshot, copy=Copy.LEAVING))
 
 
 def late(snapshot: Snapshot, *, now: float) -> Outcome | None:
@@ -88,7 +122,7 @@ def late(snapshot: Snapshot, *, now: float) -> Outcome | None:
     if snapshot.deadline_at is None or now < snapshot.deadline_at:
         return None
     if snapshot.state is State.READY:
-        return delete(snapshot)
+        return delete(snapshot, now=now)
     if snapshot.state is not State.TAKING:
         return None
     message = f"its host has not kept it within {snapshot.spec.save_s:g} s"
@@ -102,6 +136,8 @@ def lost(snapshot: Snapshot, *, now: float) -> Outcome | None:
         return None
     if snapshot.state is State.DELETING:
         return Outcome(_ended(snapshot, Event.LOST, now))
+    if snapshot.state is State.READY and snapshot.moment is not None:
+        return Outcome(replace(snapshot, copy=Copy.NONE)) if snapshot.copy is not Copy.NONE else None
     return _failed(snapshot, Event.LOST, str(Code.SNAPSHOT_UNAVAILABLE), "its host is gone, and it with that", now)
 
 

@@ -22,10 +22,9 @@ from atoll.domain.command import Kind, Wish
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
 from atoll.domain.spec import SaveMode
+from atoll.planning import storing
 from atoll.planning.stimuli import Facts, Note, Outcome, PauseRequested, ResumeRequested, SuspendRequested
 
-RESUMED: Final = "resumed"
-"""Why a placement is wanted running whose command says how long its guest lives from then on."""
 MOVING: Final = frozenset({State.PAUSING, State.SUSPENDING, State.STOPPING, State.RESUMING})
 AT_REST: Final = frozenset({State.PAUSED, State.SUSPENDED, State.STOPPED})
 
@@ -71,6 +70,8 @@ _STILL: Final[Mapping[State, tuple[Event, Wish]]] = {
     State.SUSPENDED: (Event.SAVED_STILL, Wish.SUSPEND),
     State.STOPPED: (Event.STOPPED_STILL, Wish.STOP),
 }
+_NOT_HERE: Final = frozenset({Code.MOMENT_UNSUITABLE, Code.HOST_DISK_FULL, Code.IMAGE_UNAVAILABLE})
+"""Why one that was to go on from the artifact store is not tried on the same host next."""
 _OWN: Final = frozenset({Code.END_REACHED, Code.LEASE_EXPIRED})
 """Why an agent saves a sandbox without having been told to."""
 _AGAIN: Final[Mapping[Holding, Grant]] = {
@@ -128,6 +129,7 @@ def _to_rest(
         detail=None,
         save_mode=mode,
         unresponsive=False,
+        moment=None,
     )
     if placement.holding is Holding.PAUSED:
         # It is thawed to be saved, and goes on where that fails.
@@ -139,7 +141,9 @@ def _to_rest(
 
 def _resumed(facts: Facts, stimulus: ResumeRequested, now: float) -> Outcome | None:
     sandbox, placement = facts.sandbox, facts.placement
-    if placement is None or sandbox.state not in AT_REST:
+    if sandbox.rests_in_store:
+        return storing.resumed(facts, stimulus, now)
+    if placement is None or sandbox.state not in AT_REST or placement.desired is Kind.ENSURE_ABSENT:
         return None
     spec = sandbox.spec
     if placement.holding in _AGAIN:
@@ -156,7 +160,7 @@ def _resumed(facts: Facts, stimulus: ResumeRequested, now: float) -> Outcome | N
         detail=None,
     )
     wish = Wish.RESTART if sandbox.state is State.STOPPED else Wish.RESUME
-    return Outcome(after, _wanted(placement, wish, RESUMED), (Note(ev.SANDBOX_RESUMING, {"from": sandbox.state.value}),))
+    return Outcome(after, _wanted(placement, wish, storing.RESUMED), (Note(ev.SANDBOX_RESUMING, {"from": sandbox.state.value}),))
 
 
 def heard(facts: Facts, placement: Placement, report: Report, ended_by: str | None, now: float) -> Outcome | None:
@@ -169,7 +173,9 @@ def heard(facts: Facts, placement: Placement, report: Report, ended_by: str | No
         return _stopped(sandbox, placement)
     own = _BY_ITSELF.get(placement.observed) if report.reason in _OWN else None
     if own is not None and sandbox.state is State.READY and placement.desired is Kind.ENSURE_RUNNING:
-        return _rests_by_itself(sandbox, placement, report, own)
+        return _rests_by_itself(sandbox, placement, report, own, now)
+    if own is _SUSPEND and _has_run_unheard(sandbox, placement):
+        return _rests_by_itself(sandbox, placement, report, own, now)
     if ended_by is None and sandbox.state in MOVING and _is_of_before(placement, report):
         return Outcome(sandbox, placement, ())
     if sandbox.state is State.RESUMING and sandbox.rested is not None and placement.desired is Kind.ENSURE_RUNNING:
@@ -178,7 +184,9 @@ def heard(facts: Facts, placement: Placement, report: Report, ended_by: str | No
     if way is None or placement.desired is not way.wanted:
         return None
     if placement.observed is way.seen and placement.applied_revision >= placement.desired_revision:
-        return _at_rest(sandbox, placement, way, report)
+        return _at_rest(sandbox, placement, way, report, now)
+    if storing.has_nothing(facts, placement, report):
+        return Outcome(sandbox, storing.ordered_away(placement, str(sandbox.reason or Code.RESUME_FAILED)), ())
     if ended_by is None and sandbox.state in MOVING and report.failed_revision >= placement.desired_revision:
         return _goes_on(sandbox, placement, way, str(report.reason or way.why), report.detail, now)
     return None
@@ -189,12 +197,21 @@ def _is_of_before(placement: Placement, report: Report) -> bool:
     return report.observed is Observed.ERROR and 0 < report.failed_revision < placement.desired_revision
 
 
-def _at_rest(sandbox: Sandbox, placement: Placement, way: _Way, report: Report) -> Outcome:
+def _has_run_unheard(sandbox: Sandbox, placement: Placement) -> bool:
+    """Whether it was on its way back from a save, and so has been ready, and was saved anew, before anybody was told."""
+    return sandbox.state is State.RESUMING and sandbox.rested is State.SUSPENDED and placement.desired is Kind.ENSURE_RUNNING
+
+
+def _at_rest(sandbox: Sandbox, placement: Placement, way: _Way, report: Report, now: float) -> Outcome:
     if placement.holding is not pl.HOLDING_MOVES.get((Holding.ACTIVE, way.grant)):
         placement = pl.grant(placement, way.grant)
-    if sandbox.state not in MOVING:
-        return Outcome(sandbox, placement, ())
-    return Outcome(_resting(sandbox, way.done, report), placement, (Note(way.noted, _said(report)),))
+    notes: tuple[Note, ...] = ()
+    if sandbox.state in MOVING:
+        sandbox, notes = _resting(sandbox, way.done, report), (Note(way.noted, _said(report)),)
+    if way is not _SUSPEND:
+        return Outcome(sandbox, placement, notes)
+    sandbox, more = storing.stored(sandbox, report, now=now)
+    return Outcome(sandbox, placement, (*notes, *more))
 
 
 def _resting(sandbox: Sandbox, event: Event, report: Report) -> Sandbox:
@@ -205,6 +222,7 @@ def _resting(sandbox: Sandbox, event: Event, report: Report) -> Sandbox:
         end_at=None,
         save_mode=SaveMode(report.save_mode) if report.save_mode is not None else sandbox.save_mode,
         unresponsive=report.unresponsive,
+        moment=None,
         conditions=sandbox.conditions - {Condition.DEADLINE_MISSED},
         reason=None,
         detail=None,
@@ -227,18 +245,22 @@ def _goes_on(sandbox: Sandbox, placement: Placement, way: _Way, reason: str, det
         reason=reason,
         detail=detail,
     )
-    return Outcome(after, _wanted(placement, wish, RESUMED), (Note(way.note_failed, {"reason": reason, "detail": detail}),))
+    return Outcome(after, _wanted(placement, wish, storing.RESUMED), (Note(way.note_failed, {"reason": reason, "detail": detail}),))
 
 
-def _rests_by_itself(sandbox: Sandbox, placement: Placement, report: Report, way: _Way) -> Outcome:
+def _rests_by_itself(sandbox: Sandbox, placement: Placement, report: Report, way: _Way, now: float) -> Outcome:
     """At its end, or when its host's lease had run out, its agent has saved it, or frozen it where that failed, whether or not control
     could be asked.
     """
-    placement = pl.grant(placement, way.grant) if placement.holding is Holding.ACTIVE else placement
+    placement = pl.grant(placement, way.grant) if placement.holding in (Holding.ACTIVE, Holding.RESERVED) else placement
     reason = str(report.reason or Code.END_REACHED)
-    after = replace(_resting(sandbox, way.done, report), detail=report.detail)
-    wish = Wish.SUSPEND if way is _SUSPEND else Wish.PAUSE
-    return Outcome(after, _wanted(placement, wish, reason), (Note(way.noted, {"reason": reason, **_said(report)}),))
+    done = Event.SAVED_STILL if sandbox.state is State.RESUMING else way.done
+    after = replace(_resting(sandbox, done, report), detail=report.detail)
+    wish, notes = (Wish.SUSPEND if way is _SUSPEND else Wish.PAUSE), [Note(way.noted, {"reason": reason, **_said(report)})]
+    if way is _SUSPEND:
+        after, more = storing.stored(after, report, now=now)
+        notes += more
+    return Outcome(after, _wanted(placement, wish, reason), tuple(notes))
 
 
 def _stopped(sandbox: Sandbox, placement: Placement) -> Outcome:
@@ -258,6 +280,8 @@ def _stopped(sandbox: Sandbox, placement: Placement) -> Outcome:
 
 def _coming_back(sandbox: Sandbox, placement: Placement, report: Report, ended_by: str | None, now: float) -> Outcome | None:
     applied = placement.applied_revision >= placement.desired_revision
+    if placement.observed is Observed.RUNNING and placement.holding is Holding.RESERVED:
+        placement = pl.grant(placement, Grant.STARTED)
     if placement.observed is Observed.RUNNING and report.ready and applied:
         life_s = sandbox.life_s if sandbox.life_s is not None else float(sandbox.spec.timeout_s)
         after = replace(
@@ -266,7 +290,10 @@ def _coming_back(sandbox: Sandbox, placement: Placement, report: Report, ended_b
             deadline_at=None,
             end_at=now + life_s,
             end_revision=sandbox.end_revision + 1,
-            conditions=sandbox.conditions - {Condition.DEADLINE_MISSED},
+            moment=None,
+            saved_on=None,
+            conditions=sandbox.conditions - {Condition.DEADLINE_MISSED, Condition.HOSTS_UNSETTLED},
+            tried_hosts=(),
             reason=None,
             detail=None,
         )
@@ -282,6 +309,8 @@ def stays(sandbox: Sandbox, placement: Placement, reason: str, detail: str | Non
     assert sandbox.rested is not None
     event, wish = _STILL[sandbox.rested]
     after = replace(sandbox, state=sb.step(sandbox.state, event), deadline_at=None, end_at=None, reason=reason, detail=detail)
+    if placement.moment is not None and reason in _NOT_HERE:
+        after = replace(after, tried_hosts=(*after.tried_hosts, placement.host_id))
     return Outcome(after, _wanted(placement, wish, reason), (Note(ev.SANDBOX_RESUME_FAILED, {"reason": reason, "detail": detail}),))
 
 

@@ -43,6 +43,7 @@ class Filter(StrEnum):
     INSUFFICIENT_MEMORY = "INSUFFICIENT_MEMORY"
     INSUFFICIENT_DISK = "INSUFFICIENT_DISK"
     INSUFFICIENT_SLOTS = "INSUFFICIENT_SLOTS"
+    MOMENT_UNSUPPORTED = "MOMENT_UNSUPPORTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,14 @@ def lasting(host: Host, spec: Spec, *, protocol: int = PROTOCOL) -> Iterator[Obj
         yield Objection(Filter.PROTOCOL_UNSUPPORTED, f"{host.protocol_min} to {host.protocol_max}, not {protocol}")
     if spec.isolation.value not in host.isolations:
         yield Objection(Filter.ISOLATION_UNAVAILABLE, f"{', '.join(sorted(host.isolations)) or 'none'}, not {spec.isolation.value}")
+    wanted = fetched_kind(spec)
+    if wanted is not None and wanted not in host.moments:
+        yield Objection(Filter.MOMENT_UNSUPPORTED, f"{', '.join(sorted(host.moments)) or 'none'}, not {wanted}")
+
+
+def fetched_kind(spec: Spec) -> str | None:
+    """Of what kind the moment is that its host would have to fetch; None: it begins from none, or from one that is there alone."""
+    return spec.origin.kind if spec.origin is not None and spec.origin.moment is not None else None
 
 
 def room(free: Vector, need: Vector) -> Iterator[Objection]:

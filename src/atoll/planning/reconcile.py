@@ -13,17 +13,17 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.base.errors import Code
-from atoll.domain import command as cmd
 from atoll.domain import history as ev
 from atoll.domain import placement as pl
 from atoll.domain import sandbox as sb
-from atoll.domain.command import Kind, Wish
+from atoll.domain.command import Kind
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
-from atoll.planning import claiming, pausing, replacing, restarting
+from atoll.planning import claiming, pausing, replacing, restarting, storing
 from atoll.planning.stimuli import (
     BootstrapExposed,
     Claimed,
+    CopyUnwanted,
     EndMoved,
     Facts,
     Fenced,
@@ -43,6 +43,7 @@ from atoll.planning.stimuli import (
     Tick,
 )
 
+_ordered_away = storing.ordered_away
 BACKOFF_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0)
 ENDS: Final[Mapping[str | None, Code]] = {
     "end_at": Code.END_REACHED,
@@ -166,17 +167,6 @@ def _release(facts: Facts, stimulus: ReleaseRequested, now: float) -> Outcome | 
     return Outcome(sandbox, _ordered_away(placement, str(stimulus.reason)), (note,))
 
 
-def _ordered_away(placement: Placement, reason: str) -> Placement:
-    if placement.desired is Kind.ENSURE_ABSENT:
-        return placement
-    return replace(
-        pl.grant(placement, Grant.ENDING),
-        desired=cmd.step(placement.desired, Wish.REMOVE),
-        desired_revision=placement.desired_revision + 1,
-        desired_reason=reason,
-    )
-
-
 def _ended(sandbox: Sandbox, placement: Placement | None, notes: tuple[Note, ...], now: float) -> Outcome:
     """Nothing of its present generation is left: its end, unless something of an earlier one may be."""
     if sandbox.unseen == 0:
@@ -226,10 +216,13 @@ def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: f
     if sandbox.state is State.RELEASING:
         return _ended(sandbox, placement, (gone,), now)
     reason = str((heard.report.reason if heard else None) or Code.PLACEMENT_LOST)
-    detail = heard.report.detail if heard else None
+    detail = heard.report.detail if heard else storing.why_lost(sandbox)
     ended = heard.ended_by if heard else None
     # A guest that went with its host has ended, too, but not by itself: that is a loss.
     by_itself = None if heard is not None and ended == "exit" and heard.report.reason == Code.PLACEMENT_LOST else ended
+    if (rests := storing.gone(sandbox, placement, by_itself=by_itself)) is not None:
+        left = Note(ev.SANDBOX_HOST_LEFT, {"host_id": placement.host_id, "placement_id": placement.id})
+        return Outcome(rests, placement, (gone, left))
     replaced = replacing.after_loss(sandbox, ended=by_itself, fenced=heard is None, detail=detail, now=now)
     if replaced is not None:
         return Outcome(replaced, placement, (gone, *_replacement_notes(replaced, reason)))
@@ -391,9 +384,13 @@ def _away_first(sandbox: Sandbox, placement: Placement, reason: str, notes: tupl
     return Outcome(waiting, away, notes)
 
 
-def _noted(facts: Facts, stimulus: Claimed | EndMoved | HostHeard | ReplacementAuthorized | BootstrapExposed, now: float) -> Outcome | None:
+def _noted(
+    facts: Facts, stimulus: Claimed | EndMoved | HostHeard | ReplacementAuthorized | BootstrapExposed | CopyUnwanted, now: float
+) -> Outcome | None:
     """Words from outside that neither host nor guest has said."""
     match stimulus:
+        case CopyUnwanted():
+            return storing.left(facts)
         case Claimed():
             return claiming.claimed(facts, stimulus, now)
         case EndMoved():
@@ -449,6 +446,9 @@ def _host_heard(facts: Facts, stimulus: HostHeard) -> Outcome | None:
         return None
     if stimulus.host_id not in (None, placement.host_id):
         return None  # of a host where an earlier placement is
+    if stimulus.lost and (rests := storing.left(facts)) is not None:
+        # It does not need that host.
+        return rests
     conditions = sandbox.conditions | {Condition.UNREACHABLE} if stimulus.lost else sandbox.conditions - {Condition.UNREACHABLE}
     after = replacing.with_block(replace(sandbox, conditions=conditions), placement)
     notes = [Note(ev.SANDBOX_UNREACHABLE if stimulus.lost else ev.SANDBOX_REACHABLE, {"host_id": placement.host_id})]
@@ -466,6 +466,8 @@ def _tick(facts: Facts, now: float) -> Outcome | None:
             return _late(facts, now)
         case State.RELEASING:
             return _still_there(facts, now)
+        case State.SUSPENDED:
+            return storing.late(facts, now=now)
         case State.PENDING if Condition.REPLACEMENT_BLOCKED in sandbox.conditions:
             # No agent has it, so nobody else would end it.
             return _release(facts, ReleaseRequested(Code.END_REACHED), now)

@@ -159,6 +159,7 @@ def resolve(request: CreateRequest, *, template: Template, policy: WorkloadClass
         pause_s=policy.pause_s,
         resume_s=policy.resume_s,
         save_s=policy.save_s,
+        local_s=policy.local_s,
         release_s=policy.release_s,
         no_capacity_s=policy.no_capacity_s,
         create_patience_s=policy.create_patience_s,

@@ -17,8 +17,9 @@ from atoll.domain import history as ev
 from atoll.domain import sandbox as sb
 from atoll.domain.account import Account
 from atoll.domain.command import Kind
+from atoll.domain.moment import Moment
 from atoll.domain.placement import Holding, Observed, Placement
-from atoll.domain.sandbox import TERMINAL, Event, Sandbox, State
+from atoll.domain.sandbox import TERMINAL, Condition, Event, Sandbox, State
 from atoll.domain.spec import SaveMode
 from atoll.domain.warmth import OWN_TEAM
 from atoll.planning.claiming import pool_of
@@ -49,6 +50,9 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
         if account.remaining_s is not None and account.end_revision < sandbox.end_revision and sandbox.end_at > now:
             left_s = sandbox.end_at - now
         sandbox = replace(sandbox, end_at=now + left_s, end_revision=max(sandbox.end_revision, account.end_revision) + 1)
+    if sandbox.state is State.SUSPENDED and (now_stored := _stored(account)) != sandbox.moment:
+        # What is on record is what the store had of an earlier save, or did not have yet.
+        sandbox = replace(sandbox, moment=now_stored, deadline_at=now + sandbox.spec.local_s if now_stored is not None else None)
     if sandbox.state is State.PAUSED and account.observed is Observed.SAVED:
         return _saved_since(sandbox, placement, account, now)
     if placement is facts.placement and sandbox is facts.sandbox:
@@ -68,6 +72,16 @@ def _claimed_since(sandbox: Sandbox, account: Account, now: float) -> Sandbox:
         started_at=now,
         bootstrap_exposed=True,
     )
+
+
+def _stored(account: Account) -> Moment | None:
+    """What the store has of what its host has saved; None where that is newer, or nothing is saved any more."""
+    return account.moment if account.observed is Observed.SAVED else None
+
+
+def _has_left(account: Account) -> bool:
+    """Whether its host was giving up a copy of what the store has: its sandbox rests there, and was not released."""
+    return account.desired is Kind.ENSURE_ABSENT and _stored(account) is not None
 
 
 def _saved_since(sandbox: Sandbox, placement: Placement, account: Account, now: float) -> Outcome:
@@ -152,7 +166,15 @@ def _placement(account: Account, *, host_id: str, now: float) -> Placement:
         sandbox_id=SandboxId(account.sandbox_id),
         host_id=HostId(host_id),
         generation=account.generation,
-        holding=rest.holding if rest else Holding.CLEANUP_PENDING if going else Holding.ACTIVE if account.ready else Holding.RESERVED,
+        holding=rest.holding
+        if rest
+        else Holding.SAVED
+        if _has_left(account)
+        else Holding.CLEANUP_PENDING
+        if going
+        else Holding.ACTIVE
+        if account.ready
+        else Holding.RESERVED,
         vector=account.spec.vector(),
         nonce=account.nonce,
         desired=rest.desired if rest else account.desired,
@@ -172,10 +194,12 @@ def _sandbox(account: Account, known: Sandbox | None, placement: Placement, *, n
     spec = known.spec if known else account.spec
     going = placement.desired is Kind.ENSURE_ABSENT
     rest = None if going else REST.get(placement.observed)
-    state = rest.state if rest else State.RELEASING if going else State.READY if placement.ready else State.PROVISIONING
+    left = _has_left(account)
+    going_on = State.READY if placement.ready else State.PROVISIONING
+    state = rest.state if rest else State.SUSPENDED if left else State.RELEASING if going else going_on
     deadlines = {State.RELEASING: now + spec.release_s, State.PROVISIONING: now + spec.image_s + spec.guest_ready_s}
     left_s = account.remaining_s if account.remaining_s is not None else float(spec.timeout_s)
-    return Sandbox(
+    made = Sandbox(
         id=placement.sandbox_id,
         revision=known.revision if known else 1,
         team_id=TeamId(account.team_id),
@@ -194,12 +218,33 @@ def _sandbox(account: Account, known: Sandbox | None, placement: Placement, *, n
         placement_id=placement.id,
         unseen=known.unseen if known else 0,
         save_mode=account.save_mode if rest else None,
+        moment=_stored(account) if rest else None,
         reason=str(Code.RELEASE_REQUESTED) if going else None,
         release_requested_at=now if going else None,
-        deadline_at=deadlines.get(state),
+        deadline_at=now + spec.local_s if rest and _stored(account) is not None else deadlines.get(state),
         attempts=known.attempts if known else 1,
         # Who waited for it has had its answer: a start that fails is not tried on another host.
         bootstrap_exposed=True,
         secured=known.secured if known else True,
         claimable=pool_of(account.spec) if account.team_id == OWN_TEAM and not going else None,
+    )
+    return _in_store(made, account, now) if left else made
+
+
+def _in_store(made: Sandbox, account: Account, now: float) -> Sandbox:
+    """The same of one that rests in the artifact store alone: what its host still has is an earlier placement, which is ordered away."""
+    return replace(
+        made,
+        placement_id=None,
+        host_id=None,
+        saved_on=made.host_id,
+        unseen=made.unseen + 1,
+        end_at=None,
+        started_at=made.started_at or now,
+        save_mode=account.save_mode,
+        moment=_stored(account),
+        reason=None,
+        release_requested_at=None,
+        deadline_at=None,
+        conditions=frozenset({Condition.HOSTS_UNSETTLED}),
     )

@@ -127,6 +127,13 @@ class ResumeRequested:
     """How long it lives from when it is ready; None: as its spec says."""
     reboot: bool = False
     """From its files alone, though its memory is saved, too."""
+    placement: Placement | None = None
+    """Where it comes back that no host has any more, as a host's record has granted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyUnwanted:
+    """What its host has saved of it is in the artifact store, and is to be had from there alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,7 @@ Stimulus = (
     | PauseRequested
     | SuspendRequested
     | ResumeRequested
+    | CopyUnwanted
 )
 
 

@@ -35,6 +35,7 @@ from atoll.telemetry.log import configure, get_logger
 if TYPE_CHECKING:
     from atoll.agent.config import AgentConfig, Identity
     from atoll.agent.enrollment import Admit, Obtained
+    from atoll.agent.moments import MomentStore
     from atoll.agent.transport import HttpTransport
     from atoll.domain.spec import Isolation
     from atoll.drivers.oci.config import OciConfig, RuntimeKind
@@ -182,6 +183,16 @@ def objects(place: Layout, config: HostConfig) -> dict[str, Any]:
     return {"control": settings}
 
 
+def moments(place: Layout, config: HostConfig) -> MomentStore:
+    """The way to what is saved elsewhere, and of what is saved here: by control, which has it in the deployment's artifact store."""
+    from atoll.agent.moments import CarriedMoments
+    from atoll.drivers.oci.config import DISK_SPARE_MIB
+    from atoll.images.moments import MomentCarrier
+
+    carrier = MomentCarrier(bin_directory() / "atoll-io", lambda: objects(place, config))
+    return CarriedMoments(carrier, place.agent / "moments", spare_bytes=DISK_SPARE_MIB << 20)
+
+
 def _found(name: str) -> Path:
     return Path(shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin") or f"/usr/bin/{name}")
 
@@ -304,6 +315,7 @@ async def run(place: Layout, config: HostConfig) -> int:
         dice=os.urandom,
         transport=transport(config, who.credential),
         on_answer=Heard(place.agent_health, version("atoll")),
+        moments=moments(place, config),
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

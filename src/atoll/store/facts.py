@@ -17,13 +17,15 @@ from atoll.base.errors import Code, Unavailable
 from atoll.base.units import ZERO, Vector
 from atoll.domain import history
 from atoll.domain.command import command_id
+from atoll.domain.host import UNSETTLED, Admin
 from atoll.domain.placement import Holding, Placement, held
-from atoll.domain.sandbox import TERMINAL, Sandbox
+from atoll.domain.sandbox import TERMINAL, Condition, Sandbox
 from atoll.domain.snapshot import HELD
+from atoll.domain.spec import Spec
 from atoll.planning import placing
 from atoll.planning.placing import Advert
 from atoll.planning.reconcile import advance
-from atoll.planning.stimuli import Facts, HostRefused, Note, Outcome, Placed, Stimulus
+from atoll.planning.stimuli import Facts, HostRefused, Note, Outcome, Placed, ResumeRequested, Stimulus
 from atoll.store import hints, payloads, rows, tallies
 from atoll.store.engine import Stale
 from atoll.store.payloads import Sealed
@@ -56,6 +58,9 @@ _FACTS_OF_MANY: Final = (
     sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
     .outerjoin(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
     .where(SANDBOXES.c.id.in_(sa.bindparam("ids", expanding=True)))
+)
+_UNHEARD: Final = (
+    sa.select(HOSTS.c.name, HOSTS.c.seen_at, HOSTS.c.problems).where(HOSTS.c.admin != Admin.DISABLED.value).order_by(HOSTS.c.name)
 )
 _HOST_LOCKED: Final = Prepared(sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")).with_for_update())
 _SANDBOX_LOCKED: Final = Prepared(sa.select(SANDBOXES.c.id).where(SANDBOXES.c.id == sa.bindparam("of_id")).with_for_update())
@@ -166,16 +171,23 @@ def advance_sandbox(
     facts = load(conn, sandbox_id)
     if facts is None or not about(facts):
         return None
-    outcome = advance(facts, stimulus, now=now)
+    outcome = advance(_settled_if(conn, facts), stimulus, now=now)
     if outcome is None:
         return Committed(facts.sandbox, facts.placement, changed=False)
     return commit(conn, facts, outcome, now=now, ids=ids, request_id=request_id)
 
 
 def reserve(
-    conn: sa.Connection, sandbox_id: str, placement: Placement, *, now: float, ids: NewId, request_id: str | None = None
+    conn: sa.Connection,
+    sandbox_id: str,
+    placement: Placement,
+    *,
+    now: float,
+    ids: NewId,
+    request_id: str | None = None,
+    sought: Spec | None = None,
 ) -> Committed | None:
-    """Ask the host's own record, and record its answer: granted (placed) or refused.
+    """Ask the host's own record, and record its answer: granted (placed) or refused. `sought`: what the host was looked for with.
 
     Lock order host, placement, sandbox; the host's row is locked before its holdings are summed, so that two reservations cannot both
     see the last room. *Idempotency*: key (sandbox, generation, host): a repeated call after acceptance changes nothing.
@@ -190,7 +202,7 @@ def reserve(
     if locked is None:
         return answer(HostRefused(placement.host_id, Code.HOST_NOT_FOUND))
     known = Advert(rows.host(locked), used(conn, placement.host_id))
-    code = placing.refusal(known.host, facts.sandbox.spec, used=known.used)
+    code = placing.refusal(known.host, sought or facts.sandbox.spec, used=known.used)
     if code is not None:
         return replace(answer(HostRefused(placement.host_id, code)), refused_by=known)
     done = answer(Placed(replace(placement, generation=facts.sandbox.generation)))
@@ -219,7 +231,7 @@ def readmit(
     facts = load(conn, sandbox_id)
     if facts is None or not about(facts):
         return None
-    outcome = advance(facts, stimulus, now=now)
+    outcome = advance(_settled(conn, facts) if isinstance(stimulus, ResumeRequested) else facts, stimulus, now=now)
     if outcome is None:
         return Committed(facts.sandbox, facts.placement, changed=False)
     assert facts.placement is not None
@@ -231,6 +243,69 @@ def readmit(
         message = f"{host.name} has no room for what {sandbox_id} has given back; it stays {facts.sandbox.state}"
         raise Unavailable(code, message, retry_after_s=READMIT_AGAIN_S)
     return commit(conn, facts, outcome, now=now, ids=ids, request_id=request_id)
+
+
+def take_up(
+    conn: sa.Connection,
+    sandbox_id: str,
+    wish: ResumeRequested,
+    *,
+    sought: Spec,
+    now: float,
+    ids: NewId,
+    about: Callable[[Facts], bool] = lambda _: True,
+    request_id: str | None = None,
+) -> Committed | None:
+    """Ask the record of the wish's placement's host for what a sandbox needs that rests in the store alone; granted, it is on its way there.
+
+    Lock order as in `reserve`. A refusal changes nothing but what is told with it (`refused_by`). *Errors*: Unavailable STORE_RESTORED.
+    """
+    assert wish.placement is not None
+    locked = _HOST_LOCKED.first(conn, {"of_id": wish.placement.host_id})
+    facts = load(conn, sandbox_id)
+    if facts is None or not about(facts):
+        return None
+    if locked is None or not facts.sandbox.rests_in_store:
+        return Committed(facts.sandbox, facts.placement, changed=False)
+    known = Advert(rows.host(locked), used(conn, wish.placement.host_id))
+    if placing.refusal(known.host, sought, used=known.used) is not None:
+        return Committed(facts.sandbox, facts.placement, changed=False, refused_by=known)
+    outcome = advance(_settled(conn, facts), wish, now=now)
+    if outcome is None:
+        return Committed(facts.sandbox, facts.placement, changed=False)
+    done = commit(conn, facts, outcome, now=now, ids=ids, request_id=request_id)
+    assert done.placement is not None
+    return replace(done, used=known.used + held(done.placement))
+
+
+def require_settled(conn: sa.Connection, sandbox: Sandbox) -> None:
+    """*Errors*: Unavailable STORE_RESTORED while a host may have this suspended sandbox that has not said so since the store was taken back."""
+    if Condition.HOSTS_UNSETTLED not in sandbox.conditions:
+        return
+    unheard = [row.name for row in conn.execute(_UNHEARD) if row.seen_at is None or UNSETTLED in row.problems]
+    if unheard:
+        names = ", ".join(unheard[:5])
+        message = f"{names} may have {sandbox.id} since before the store was restored; it stays {sandbox.state} until that is known"
+        raise Unavailable(Code.STORE_RESTORED, message, retry_after_s=READMIT_AGAIN_S)
+
+
+def _settled_if(conn: sa.Connection, facts: Facts) -> Facts:
+    """The facts without the condition that every host has to settle first, where all have."""
+    if Condition.HOSTS_UNSETTLED not in facts.sandbox.conditions:
+        return facts
+    try:
+        return _settled(conn, facts)
+    except Unavailable:
+        return facts
+
+
+def _settled(conn: sa.Connection, facts: Facts) -> Facts:
+    """The facts of a suspended sandbox that may be resumed. *Errors*: as `require_settled`."""
+    require_settled(conn, facts.sandbox)
+    if Condition.HOSTS_UNSETTLED not in facts.sandbox.conditions:
+        return facts
+    conditions = facts.sandbox.conditions - {Condition.HOSTS_UNSETTLED}
+    return replace(facts, sandbox=replace(facts.sandbox, conditions=conditions))
 
 
 def _advance(conn: sa.Connection, facts: Facts, stimulus: Stimulus, *, now: float, ids: NewId, request_id: str | None) -> Committed:

@@ -21,7 +21,7 @@ from atoll.base.ids import Prefix, new_id
 from atoll.domain import history
 from atoll.domain.account import Account
 from atoll.domain.placement import Holding
-from atoll.domain.sandbox import TERMINAL, State
+from atoll.domain.sandbox import TERMINAL, Condition, State
 from atoll.planning import restoring as planning
 from atoll.planning.stimuli import Facts
 from atoll.store import facts, hints, payloads, rows, tallies
@@ -63,7 +63,17 @@ def begin_anew(conn: sa.Connection, *, incarnation: str, now: float, chance: Cal
     conn.execute(
         sa.update(PLACEMENTS).where(PLACEMENTS.c.holding == Holding.RESERVED.value).values(applied_revision=PLACEMENTS.c.desired_revision)
     )
+    _keep_at_rest(conn)
     tallies.recount(conn)
+
+
+def _keep_at_rest(conn: sa.Connection) -> None:
+    """Suspended sandboxes, and those on their way back: since the backup one may have come to another host, which has to say so first."""
+    at_rest = SANDBOXES.c.state.in_([State.SUSPENDED.value, State.RESUMING.value])
+    suspended = sa.select(SANDBOXES.c.id, SANDBOXES.c.conditions).where(at_rest)
+    for row in list(conn.execute(suspended)):
+        conditions = sorted({*row.conditions, Condition.HOSTS_UNSETTLED.value})
+        conn.execute(sa.update(SANDBOXES).where(SANDBOXES.c.id == row.id).values(conditions=conditions, revision=SANDBOXES.c.revision + 1))
 
 
 def next_life(conn: sa.Connection, *, now: float, chance: Callable[[int], bytes]) -> str:

@@ -12,9 +12,10 @@ from atoll.base.units import Vector
 from atoll.domain import inventory
 from atoll.domain.command import Kind
 from atoll.domain.host import Admin, Host
+from atoll.domain.moment import Moment
 from atoll.domain.placement import Holding, Observed, Placement, held
 from atoll.domain.sandbox import Condition, Sandbox, State
-from atoll.domain.spec import SaveMode, Spec
+from atoll.domain.spec import LOCAL_S, SaveMode, Spec
 from atoll.domain.template import Template
 from atoll.domain.tenancy import Client, Role, Team
 from atoll.store.prepared import Row
@@ -42,10 +43,12 @@ def spec_values(value: Spec) -> Values:
     if not value.manifest:
         # As before there were any: the digest of a command that an agent has in its journal stays what it was.
         del values["manifest"]
+    if value.local_s == LOCAL_S:
+        del values["local_s"]
     if value.origin is None:
         del values["origin"]
-    elif not value.origin.or_boot:
-        del values["origin"]["or_boot"]
+    else:
+        values["origin"] = {name: said for name, said in values["origin"].items() if said or name in ("snapshot_id", "mode")}
     return values
 
 
@@ -87,8 +90,22 @@ def sandbox(row: Row) -> Sandbox:
         life_s=row["life_s"],
         save_mode=SaveMode(row["save_mode"]) if row["save_mode"] else None,
         unresponsive=row["unresponsive"],
+        moment=moment(row),
+        saved_on=HostId(row["saved_on"]) if row["saved_on"] else None,
         claimable=row["claimable"],
     )
+
+
+def moment(row: Row) -> Moment | None:
+    """A moment in the artifact store, from the three columns that name it."""
+    return Moment(row["moment"], row["moment_bytes"], row["moment_kind"]) if row["moment"] is not None else None
+
+
+def moment_values(value: Moment | None) -> Values:
+    """Its three columns."""
+    if value is None:
+        return {"moment": None, "moment_bytes": 0, "moment_kind": ""}
+    return {"moment": value.digest, "moment_bytes": value.size, "moment_kind": value.kind}
 
 
 def sandbox_values(value: Sandbox) -> Values:
@@ -126,6 +143,8 @@ def sandbox_values(value: Sandbox) -> Values:
         "life_s": value.life_s,
         "save_mode": value.save_mode.value if value.save_mode is not None else None,
         "unresponsive": value.unresponsive,
+        **moment_values(value.moment),
+        "saved_on": value.saved_on,
         "claimable": value.claimable,
     }
 
@@ -140,6 +159,8 @@ def placement(row: Row) -> Placement:
         holding=Holding(row["holding"]),
         vector=Vector(row["cpu_millis"], row["memory_mib"], row["disk_mib"], row["slots"]),
         nonce=row["nonce"],
+        moment=row["moment"],
+        origin_moment=row["origin_moment"],
         desired=Kind(row["desired"]),
         desired_revision=row["desired_revision"],
         desired_reason=row["desired_reason"],
@@ -190,6 +211,8 @@ def new_placement_values(value: Placement) -> Values:
         "disk_mib": value.vector.disk_mib,
         "slots": value.vector.slots,
         "nonce": value.nonce,
+        "moment": value.moment,
+        "origin_moment": value.origin_moment,
         "created_at": value.created_at,
         **placement_values(value),
     }
@@ -216,6 +239,7 @@ def host(row: Row) -> Host:
         protocol_min=row["protocol_min"],
         protocol_max=row["protocol_max"],
         isolations=frozenset(row["isolations"]),
+        moments=frozenset(row["moments"]),
         images=frozenset(row["images"]),
         problems=tuple(row["problems"]),
         facts=row["facts"],
@@ -245,6 +269,7 @@ def host_values(value: Host) -> Values:
         "protocol_min": value.protocol_min,
         "protocol_max": value.protocol_max,
         "isolations": sorted(value.isolations),
+        "moments": sorted(value.moments),
         "images": sorted(value.images),
         "problems": list(value.problems),
         "facts": dict(value.facts),

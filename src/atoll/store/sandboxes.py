@@ -33,8 +33,11 @@ _ITS: Final = "its_"
 """Before the names of a placement's columns where they stand beside its sandbox's."""
 _REACHABLE: Final = (
     sa.select(SANDBOXES, *(column.label(_ITS + column.name) for column in PLACEMENTS.c))
-    .join(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
-    .where(SANDBOXES.c.state.in_([State.READY.value, *(state.value for state in AT_REST)]), HOLDS)
+    .outerjoin(PLACEMENTS, PLACEMENTS.c.id == SANDBOXES.c.placement_id)
+    .where(
+        SANDBOXES.c.state.in_([State.READY.value, *(state.value for state in AT_REST)]),
+        sa.or_(HOLDS, sa.and_(SANDBOXES.c.placement_id.is_(None), SANDBOXES.c.moment.is_not(None))),
+    )
 )
 _NEXT_DEADLINE: Final = sa.select(sa.func.min(SANDBOXES.c.deadline_at))
 
@@ -156,10 +159,15 @@ def unplaced(conn: sa.Connection) -> Sequence[str]:
     return [row[0] for row in found]
 
 
-def reachable(conn: sa.Connection) -> Sequence[tuple[Sandbox, Placement]]:
-    """Every sandbox that traffic can reach, with its placement."""
-    found = conn.execute(_REACHABLE).mappings()
-    return [(rows.sandbox(row), rows.placement({column.name: row[_ITS + column.name] for column in PLACEMENTS.c})) for row in found]
+def reachable(conn: sa.Connection) -> Sequence[tuple[Sandbox, Placement | None]]:
+    """Every sandbox that traffic can reach or wake, with its placement; None: it rests in the artifact store alone."""
+    return [(rows.sandbox(row), _its_placement(row)) for row in conn.execute(_REACHABLE).mappings()]
+
+
+def _its_placement(row: sa.RowMapping) -> Placement | None:
+    if row[f"{_ITS}id"] is None:
+        return None
+    return rows.placement({column.name: row[_ITS + column.name] for column in PLACEMENTS.c})
 
 
 def events_of(conn: sa.Connection, sandbox: Sandbox, *, after: int, limit: int) -> Sequence[sa.RowMapping]:

@@ -10,13 +10,13 @@ import sqlalchemy as sa
 
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
 from atoll.domain.sandbox import STARTING
-from atoll.domain.snapshot import HELD, TERMINAL, Purpose, Snapshot, State, held_disk_mib
+from atoll.domain.snapshot import HELD, TERMINAL, Copy, Purpose, Snapshot, State, held_disk_mib
 from atoll.domain.spec import SaveMode
 from atoll.store import hints, rows
 from atoll.store.engine import Stale
 from atoll.store.prepared import Prepared
 from atoll.store.sandboxes import VISIBLE
-from atoll.store.tables import SANDBOXES, SNAPSHOTS
+from atoll.store.tables import HOLDS, PLACEMENTS, SANDBOXES, SNAPSHOTS
 
 _USING: Final = (*VISIBLE, *(state.value for state in STARTING))
 """Not those that are being released: nobody has them any more."""
@@ -29,7 +29,11 @@ _ORDERS: Final = Prepared(
     sa.select(SNAPSHOTS.c.id, SNAPSHOTS.c.state, SNAPSHOTS.c.placement_id, SNAPSHOTS.c.mode)
     .where(
         SNAPSHOTS.c.host_id == sa.bindparam("host_id"),
-        sa.or_(SNAPSHOTS.c.state == State.TAKING.value, SNAPSHOTS.c.state == State.DELETING.value),
+        sa.or_(
+            SNAPSHOTS.c.state == State.TAKING.value,
+            SNAPSHOTS.c.state == State.DELETING.value,
+            sa.and_(SNAPSHOTS.c.state == State.READY.value, SNAPSHOTS.c.copy == Copy.LEAVING.value),
+        ),
     )
     .order_by(SNAPSHOTS.c.created_at)
 )
@@ -116,7 +120,11 @@ def wanted(conn: sa.Connection, host_id: str, *, has: Sequence[str] = ()) -> Seq
     if not has:
         return ordered
     columns = (SNAPSHOTS.c.id, SNAPSHOTS.c.placement_id, SNAPSHOTS.c.mode)
-    ended = conn.execute(sa.select(*columns).where(SNAPSHOTS.c.id.in_(has), SNAPSHOTS.c.state.in_(_ENDED)))
+    begun = sa.select(PLACEMENTS.c.id).where(PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.origin_moment == SNAPSHOTS.c.moment, HOLDS)
+    # What was fetched from the artifact store stays as long as something is there that began from it.
+    fetched = sa.and_(sa.or_(SNAPSHOTS.c.host_id != host_id, SNAPSHOTS.c.copy == Copy.NONE.value), ~begun.exists())
+    unwanted = sa.or_(SNAPSHOTS.c.state.in_(_ENDED), fetched)
+    ended = conn.execute(sa.select(*columns).where(SNAPSHOTS.c.id.in_(has), unwanted))
     return [*ordered, *(Wanted(row.id, State.DELETING.value, row.placement_id, row.mode) for row in ended)]
 
 
@@ -206,6 +214,8 @@ def _values(one: Snapshot) -> rows.Values:
         "deadline_at": one.deadline_at,
         "code": one.code,
         "message": one.message,
+        **rows.moment_values(one.moment),
+        "copy": one.copy.value,
     }
 
 
@@ -233,4 +243,6 @@ def _snapshot(row: sa.RowMapping) -> Snapshot:
         deadline_at=row["deadline_at"],
         code=row["code"],
         message=row["message"],
+        moment=rows.moment(row),
+        copy=Copy(row["copy"]),
     )

@@ -53,6 +53,11 @@ PLACEMENT_REFUSED: Final = Spec(
     (("filter", "codes of docs/ERRORS.md and names of filters"),),
 )
 REPLACED: Final = Spec("atoll_placements_replaced_total", "Placements that failed before readiness and were replaced.", (_CODE,))
+MOMENTS: Final = Spec(
+    "atoll_moments_total",
+    "What became of saved sandboxes in the artifact store.",
+    (("what", "`uploaded`: it is there, `left`: its host gives its copy up, `taken_up`: a host goes on from it"),),
+)
 PASSES: Final = Spec(
     "atoll_reconcile_passes_total", "Stimuli that reconcile has met.", (("stimulus", "kinds of stimuli"), ("changed", "`yes`, `no`"))
 )
@@ -127,7 +132,7 @@ MEMORY: Final = Spec("process_resident_memory_bytes", "Resident memory.")
 CPU: Final = Spec("process_cpu_seconds_total", "CPU that the process has used.")
 
 COUNTERS: Final = (
-    CREATES, READY, RELEASES, ENDED, CREATE_REFUSED, PLACEMENT_REFUSED, REPLACED, PASSES, COMMITS, CHANGES, STORE_ERRORS, AGENT_CALLS,
+    CREATES, READY, RELEASES, ENDED, CREATE_REFUSED, PLACEMENT_REFUSED, REPLACED, MOMENTS, PASSES, COMMITS, CHANGES, STORE_ERRORS, AGENT_CALLS,
     HTTP, ALERTS_RAISED, WARM_CLAIMS, WARM_GIVEN_UP, CPU,
 )  # fmt: skip
 HISTOGRAMS: Final = (PHASES, COMMIT_SECONDS, HTTP_SECONDS)

@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from atoll.base.units import Vector
 from atoll.domain import account
 from atoll.domain.command import Kind
+from atoll.domain.moment import Moment
 from atoll.domain.placement import Observed
 from atoll.domain.spec import OnEnd, OnLeaseExpiry, SaveMode, Spec
 
@@ -46,6 +47,7 @@ SAMPLED_MAX: Final = 1000
 POINTS_MAX: Final = 300
 
 
+MOMENT: Final = r"^sha256:[0-9a-f]{64}$"
 SNAPSHOTS_MAX: Final = 64
 """Orders or words of snapshots in one message; more come with the next."""
 
@@ -63,6 +65,11 @@ class SnapshotState(StrEnum):
     KEPT = "kept"
     FAILED = "failed"
     ABSENT = "absent"
+
+
+def moment_of(digest: str | None, size: int, kind: str) -> Moment | None:
+    """What three fields of a message say of a moment in the store; None: none is there."""
+    return Moment(digest, size, kind) if digest is not None else None
 
 
 class Message(BaseModel):
@@ -186,6 +193,9 @@ class HostHealth(Message):
     quarantined: list[str] = Field(default_factory=list)
     slots_ready: int = 0
     disk_free_mib: int = 0
+    moments: list[str] = Field(default_factory=list, max_length=16)
+    """Kinds of moments that this host can go on from when they are fetched from the store (`domain.moment.kind`). Empty: none, as with agents
+    that know of no moments; such a host is given nothing that it would have to fetch."""
     image_cache: ImageCacheState | None = None
 
 
@@ -208,6 +218,12 @@ class Observation(Message):
     """Of what is saved."""
     unresponsive: bool = False
     """The guest did not answer when it was saved."""
+    moment: str | None = Field(default=None, pattern=MOMENT)
+    """Of what is saved now: the digest of its manifest, once all of it is in the store. Never that of an earlier save."""
+    moment_size: int = Field(default=0, ge=0)
+    """What it takes of the store. *Units*: bytes."""
+    moment_kind: str = Field(default="", max_length=256)
+    """Which hosts can go on from it: those that name it in `HostHealth.moments`."""
     guest_version: str | None = None
     end_revision: int = 0
     ended_by: str | None = None
@@ -222,6 +238,10 @@ class SnapshotSeen(Message):
     save_mode: SaveMode | None = None
     """Of one that is kept."""
     size_bytes: int = Field(default=0, ge=0)
+    moment: str | None = Field(default=None, pattern=MOMENT)
+    """Of one that is kept, said once more when all of it is in the store; with the next two as in `Observation`."""
+    moment_size: int = Field(default=0, ge=0)
+    moment_kind: str = Field(default="", max_length=256)
     code: str | None = None
     """Why it could not be kept; nothing of it is left then."""
     message: str = Field(default="", max_length=2000)
@@ -298,6 +318,9 @@ class Command(Message):
     """For ensure_suspended: what to save. For ensure_running: what to go on from, where something is saved."""
     strict: bool = False
     """For ensure_suspended: only if the guest answers."""
+    moment: str | None = None
+    """For ensure_running: what to go on from, fetched from the store, as long as this machine has nothing of the placement, and `carried_out`
+    is false. What is saved of it here is newer. A snapshot's is in `spec.origin`: for a machine that has no copy of the snapshot."""
     ready_s: float = 60.0
     """How long the guest may take to answer."""
     timeout_s: float | None = Field(default=None, ge=0)
@@ -364,6 +387,8 @@ class PollAnswer(Message):
     collect: list[Collect] = Field(default_factory=list, max_length=COMMANDS_PER_POLL_MAX)
     """Consoles that somebody wants to read now; not repeated, a lost one is asked for again by its reader."""
     snapshots: list[SnapshotOrder] = Field(default_factory=list, max_length=SNAPSHOTS_MAX)
+    moments: bool = False
+    """Whether what is saved or kept here is to be sent to the store. An older control says nothing, and has no place for it."""
     incarnation: str
     """Of the store; raised by a restore from backup."""
     told: int | None = None
@@ -424,6 +449,10 @@ class Account(Message):
     observed: Observed = Observed.UNKNOWN
     save_mode: SaveMode | None = None
     """Of what is saved."""
+    moment: str | None = Field(default=None, pattern=MOMENT)
+    """As in `Observation`, with the next two."""
+    moment_size: int = Field(default=0, ge=0)
+    moment_kind: str = Field(default="", max_length=256)
     address: str | None = None
     end_revision: int = 0
     remaining_s: float | None = None
@@ -443,6 +472,7 @@ class Account(Message):
             ready=self.ready,
             observed=self.observed,
             save_mode=self.save_mode,
+            moment=moment_of(self.moment, self.moment_size, self.moment_kind),
             address=self.address,
             end_revision=self.end_revision,
             remaining_s=self.remaining_s,

@@ -130,6 +130,7 @@ class Timeouts(Part):
     pause: Timeout | None = None
     resume: Timeout | None = None
     save: Timeout | None = None
+    local: Timeout | None = None
 
 
 class Placement(Part):
@@ -322,6 +323,7 @@ def _class(name: str, part: Class) -> WorkloadClass:
             pause_s=times.pause,
             resume_s=times.resume,
             save_s=times.save,
+            local_s=times.local,
             release_s=times.release,
             no_capacity_s=times.no_capacity,
             create_patience_s=times.patience,

@@ -132,6 +132,7 @@ def _timeouts(policy: WorkloadClass) -> Tree:
         "pause": q.write_duration(policy.pause_s),
         "resume": q.write_duration(policy.resume_s),
         "save": q.write_duration(policy.save_s),
+        "local": q.write_duration(policy.local_s),
         "release": q.write_duration(policy.release_s),
         "no_capacity": q.write_duration(policy.no_capacity_s),
         "patience": q.write_duration(policy.create_patience_s),

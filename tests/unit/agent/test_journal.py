@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.agent import journal as journals
 from atoll.agent.intake import blueprint_of
 from atoll.agent.journal import (
     Journal,
@@ -26,6 +27,7 @@ from atoll.agent.outbox import Outbox
 from atoll.agent.record import EndRule, Record, seen
 from atoll.base.errors import Code, Unavailable
 from atoll.domain.command import Kind
+from atoll.domain.moment import Moment
 from atoll.domain.placement import Observed
 from atoll.domain.spec import Isolation, NetworkSpec, OnEnd, OnLeaseExpiry, Spec
 from atoll.wire.agent import Command
@@ -126,6 +128,30 @@ async def test_epochs_prove_the_runs_since_the_last_answer(tmp_path):
     await journal.write(answer_epoch("c"))
     assert await journal.write(begin_epoch("d", boot_id="b")) == ["c"]
     assert [(e.epoch, e.previous, e.answered) for e in journal.read(load_epochs)] == [("c", "b", True), ("d", "c", False)]
+    journal.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_file_of_an_earlier_release_is_taken_over(tmp_path, version):
+    file = tmp_path / "agent.db"
+    connection = sqlite3.connect(file)
+    connection.executescript(journals._SCHEMA + (journals._REST if version > 1 else ""))
+    connection.execute(f"PRAGMA user_version={version}")
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(placements)")]
+    row = dict.fromkeys(columns, "") | {
+        "placement_id": "plc_1", "generation": 1, "desired": "ensure_running", "desired_revision": 3, "observed": "running", "seq": 2,
+        "applied_revision": 3, "failed_revision": 0, "ready": 1, "quarantined": 0, "blueprint": None, "end_revision": None,
+    }  # fmt: skip
+    row |= {"unresponsive": 0, "save_mode": None, "own_rest": None} if version > 1 else {}
+    connection.execute(f"INSERT INTO placements VALUES ({', '.join('?' * len(columns))})", [row[name] for name in columns])
+    connection.commit()
+    connection.close()
+    journal = Journal(file, inline=True)
+    [found] = journal.read(load_records)
+    assert (found.placement_id, found.applied_revision, found.moment, found.base) == ("plc_1", 3, None, None)
+    stored = replace(found, moment=Moment("sha256:" + "5" * 64, 7, "oci/gvisor"), base="sha256:" + "6" * 64)
+    await journal.write(put_record(stored))
+    assert journal.read(load_records) == [stored]
     journal.close()
 
 

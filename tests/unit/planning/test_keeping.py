@@ -72,7 +72,7 @@ def test_disk_is_held_until_it_is_seen_gone() -> None:
     assert held_disk_mib(snapshot()) == SPEC.memory_mib
     taken = keeping.heard(snapshot(), Kept(SaveMode.FULL, 0), now=NOW)
     assert taken is not None
-    going = keeping.delete(taken.snapshot)
+    going = keeping.delete(taken.snapshot, now=NOW)
     assert going is not None
     assert held_disk_mib(going.snapshot) == 1
     gone = keeping.heard(going.snapshot, Absent(), now=NOW)
@@ -84,7 +84,7 @@ def test_disk_is_held_until_it_is_seen_gone() -> None:
 @pytest.mark.parametrize("state", list(State))
 def test_deletion_deadline_and_loss(state: State) -> None:
     one = snapshot(state)
-    deleted, lost = keeping.delete(one), keeping.lost(one, now=NOW)
+    deleted, lost = keeping.delete(one, now=NOW), keeping.lost(one, now=NOW)
     assert (deleted is None) is (state in TERMINAL | {State.DELETING})
     assert (lost is None) is (state in TERMINAL)
     assert lost is None or lost.snapshot.state in TERMINAL
@@ -111,7 +111,7 @@ def test_what_belongs_to_the_moment_is_its_own_and_the_rest_the_requests() -> No
     made = resolve(begun.request, template=begun.template, policy=DEFAULT_CLASSES["default"])
     assert begun.shape is not None
     spec = begun.shape(made)
-    assert spec.origin == Origin(taken.id, SaveMode.FULL)
+    assert spec.origin == Origin(taken.id, SaveMode.FULL, pinned=True)
     assert (spec.template_id, spec.image, spec.image_name, spec.manifest) == (taken.id, SPEC.image, SPEC.image_name, "sha256:m")
     assert (spec.cpu_millis, spec.memory_mib, spec.disk_mib, spec.tmp_on_disk) == (SPEC.cpu_millis, SPEC.memory_mib, SPEC.disk_mib, True)
     assert (spec.require_host, spec.regions, spec.labels) == (taken.host_id, (), ())

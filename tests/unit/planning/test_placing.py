@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import Code
 from atoll.base.units import ZERO, Vector
 from atoll.domain.host import Admin
-from atoll.domain.spec import Isolation, PlacementPolicy, Spec
+from atoll.domain.spec import Isolation, Origin, PlacementPolicy, SaveMode, Spec
 from atoll.planning.fleet import Fleet
 from atoll.planning.placing import (
     Advert,
@@ -188,6 +188,22 @@ def test_the_host_that_has_it_is_judged_as_if_it_had_not() -> None:
     full = advert(capacity=Vector(1000, 512, 2048, 1), used=Vector(1000, 512, 2048, 1))
     assert explain([full], spec(), sandbox_id="i1", now=NOW).candidates == 0
     assert explain([full], spec(), sandbox_id="i1", now=NOW, holds=full.host.id).candidates == 1
+
+
+def test_what_would_have_to_be_fetched_needs_a_host_that_can_go_on_from_it() -> None:
+    wanted = spec(origin=Origin("", SaveMode.FULL, moment="sha256:" + "1" * 64, kind="oci/gvisor/x86_64/runsc 1"))
+    able, other = host(moments=frozenset({"oci/gvisor/x86_64/runsc 1"})), host(moments=frozenset({"oci/gvisor/x86_64/runsc 2"}))
+    assert objections(Advert(able, ZERO), wanted, now=NOW) == []
+    against = objections(Advert(other, ZERO), wanted, now=NOW)
+    assert [(one.filter, one.detail) for one in against] == [
+        ("MOMENT_UNSUPPORTED", "oci/gvisor/x86_64/runsc 2, not oci/gvisor/x86_64/runsc 1")
+    ]
+    fleet = Fleet()
+    fleet.load([Advert(able, ZERO), Advert(other, ZERO)])
+    assert fleet.choose(wanted, sandbox_id="i1", now=NOW) == able.id
+    assert fleet.removed(wanted, now=NOW) == {Filter.MOMENT_UNSUPPORTED: 1}
+    there = spec(origin=Origin("snp_x", SaveMode.FULL))
+    assert objections(Advert(other, ZERO), there, now=NOW) == [], "it has a copy of that"
 
 
 def test_every_filter_can_be_met() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from atoll.domain.account import Account
 from atoll.domain.command import Kind
+from atoll.domain.moment import Moment
 from atoll.domain.placement import Holding, Observed, Placement, Report
-from atoll.domain.sandbox import Sandbox, State
+from atoll.domain.sandbox import Condition, Sandbox, State
 from atoll.domain.spec import SaveMode
 from atoll.planning.reconcile import advance
 from atoll.planning.restoring import caught_up, found
@@ -93,3 +95,33 @@ def test_what_is_paused_on_record_and_saved_since_is_suspended() -> None:
     assert heard is not None
     assert heard.placement is not None
     assert (heard.sandbox.state, heard.placement.holding) == (State.SUSPENDED, Holding.SAVED)
+
+
+STORED = Moment("sha256:" + "3" * 64, 1 << 20, "oci/gvisor/x86_64")
+
+
+def test_the_store_has_what_its_host_says_now_and_not_what_a_backup_remembers() -> None:
+    of, place = running()
+    rests = replace(of, state=State.SUSPENDED, end_at=None, moment=Moment("sha256:" + "1" * 64))
+    saved = replace(place, desired=Kind.ENSURE_SUSPENDED, holding=Holding.SAVED, observed=Observed.SAVED)
+    for observed, moment in ((Observed.SAVED, STORED), (Observed.SAVED, None), (Observed.RUNNING, None)):
+        said = account(rests, saved, desired=Kind.ENSURE_SUSPENDED, observed=observed, moment=moment, remaining_s=None, ready=False)
+        outcome = caught_up(Facts(rests, saved), said, now=NOW)
+        assert outcome is not None
+        assert outcome.sandbox.moment == moment, "where it has run since, nothing that was saved before is its newest save"
+
+
+def test_what_a_host_was_giving_up_rests_in_the_store() -> None:
+    """It came back there after the backup, was suspended, and left: it was not released."""
+    of, place = running()
+    known = Facts(replace(of, state=State.SUSPENDED, end_at=None, moment=Moment("sha256:" + "1" * 64)), None)
+    newer = replace(place, generation=2)
+    going = account(of, newer, desired=Kind.ENSURE_ABSENT, observed=Observed.SAVED, moment=STORED, ready=False, save_mode=SaveMode.FULL)
+    made = found(going, known, host_id="hst_one", restored_at=NOW - 1.0, now=NOW)
+    assert made is not None
+    assert (made.sandbox.state, made.sandbox.generation, made.sandbox.moment) == (State.SUSPENDED, 2, STORED)
+    assert (made.sandbox.rests_in_store, made.sandbox.unseen, made.sandbox.conditions) == (True, 1, {Condition.HOSTS_UNSETTLED})
+    assert (made.placement.holding, made.placement.desired) == (Holding.SAVED, Kind.ENSURE_ABSENT)
+    released = found(replace(going, moment=None), known, host_id="hst_one", restored_at=NOW - 1.0, now=NOW)
+    assert released is not None
+    assert released.sandbox.state is State.RELEASING

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import sqlalchemy as sa
 
 from atoll.base.clock import Clock
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, Code, Unavailable
 from atoll.base.ids import Dice, HostId, PlacementId, Prefix, new_id
 from atoll.base.units import Vector
 from atoll.control.directory import Directory
@@ -28,9 +28,11 @@ from atoll.control.metering import Meter
 from atoll.domain.operations import Act
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Condition, Sandbox, State
+from atoll.domain.spec import Spec
+from atoll.planning import keeping, storing
 from atoll.planning.reconcile import advance, wants_placing
-from atoll.planning.stimuli import Facts, NoRoom, Stimulus, Tick
-from atoll.store import facts, operations, warmth
+from atoll.planning.stimuli import Facts, NoRoom, ResumeRequested, Stimulus, Tick
+from atoll.store import facts, operations, snapshots, warmth
 from atoll.store.engine import Store
 from atoll.store.hints import Shared
 from atoll.store.payloads import Sealed
@@ -238,7 +240,7 @@ class Reconciler:
 
         None when nothing was placed yet, which `settle` makes good. *Errors*: those of `work`, and then nothing was committed.
         """
-        placing_it = self._placing(sandbox)
+        placing_it = self._placing(sandbox, await self._sought(sandbox))
         if isinstance(self.store, Shared):
             # One transaction: beside each other, the second would look for what the first has not committed.
             def both(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
@@ -283,7 +285,7 @@ class Reconciler:
 
     async def place(self, sandbox: Sandbox) -> facts.Committed | None:
         """One host is asked, the best first; or, when none is left, that is recorded. None when there is no such sandbox."""
-        done, _ = await self._committed(sandbox.id, self._placing(sandbox), self._told)
+        done, _ = await self._committed(sandbox.id, self._placing(sandbox, await self._sought(sandbox)), self._told)
         self._warn(sandbox, done)
         return done
 
@@ -293,18 +295,39 @@ class Reconciler:
         if done is not None and Condition.NO_ELIGIBLE_HOST in done.sandbox.conditions - before.conditions:
             LOG.warning(names.SANDBOX_NO_ELIGIBLE_HOST, sandbox_id=before.id, team_id=before.team_id, detail=done.sandbox.detail)
 
-    def _placing(self, sandbox: Sandbox) -> Callable[[sa.Connection], tuple[facts.Committed | None, Used]]:
+    async def _sought(self, sandbox: Sandbox) -> Spec:
+        """What a host is looked for with: what begins from a snapshot may begin elsewhere as soon as that is in the artifact store."""
+        origin = sandbox.spec.origin
+        if origin is None:
+            return sandbox.spec
+        return keeping.sought(sandbox.spec, await self.store.read(lambda conn: snapshots.get(conn, origin.snapshot_id)))
+
+    def _placing(self, sandbox: Sandbox, sought: Spec) -> Callable[[sa.Connection], tuple[facts.Committed | None, Used]]:
         now = self.clock.now()
-        chosen = self.directory.choose(sandbox.spec, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
+        chosen = self.directory.choose(sought, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
         if chosen is None:
-            shortage = self.directory.shortage(sandbox.spec, now=now)
-            self.meter.left_out({name.value: hosts for name, hosts in shortage.removed.items()})
             self.shortage(sandbox)
-            return self._applying(sandbox.id, NoRoom(shortage.text), now=now)
-        placement = Placement(
+            return self._applying(sandbox.id, NoRoom(self._shortage(sought, now)), now=now)
+        origin_moment = sought.origin.moment if sought.origin is not None else None
+        placement = replace(self._reservation(sandbox, chosen, now), origin_moment=origin_moment)
+        request_id = current_request()
+
+        def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
+            done = facts.reserve(conn, sandbox.id, placement, now=now, ids=self.event_id, request_id=request_id, sought=sought)
+            return done, self._used(conn, done)
+
+        return work
+
+    def _shortage(self, sought: Spec, now: float) -> str:
+        shortage = self.directory.shortage(sought, now=now)
+        self.meter.left_out({name.value: hosts for name, hosts in shortage.removed.items()})
+        return shortage.text
+
+    def _reservation(self, sandbox: Sandbox, host_id: str, now: float) -> Placement:
+        return Placement(
             id=PlacementId(new_id(Prefix.PLACEMENT, self.dice)),
             sandbox_id=sandbox.id,
-            host_id=HostId(chosen),
+            host_id=HostId(host_id),
             generation=sandbox.generation,
             holding=Holding.RESERVED,
             vector=sandbox.spec.vector(),
@@ -312,10 +335,41 @@ class Reconciler:
             created_at=now,
         )
 
+    async def take_up(
+        self, sandbox: Sandbox, wish: ResumeRequested, *, about: Callable[[Facts], bool] = lambda _: True, act: Act | None = None
+    ) -> facts.Committed | None:
+        """Resume one that rests in the artifact store alone: hosts are asked one after the other, each in a transaction, until one has room.
+
+        *Errors*: Unavailable NO_CAPACITY when none has, STORE_RESTORED; then it rests as before.
+        """
+        sought, asked = storing.sought(sandbox), set(sandbox.tried_hosts)
+        await self.store.read(lambda conn: facts.require_settled(conn, sandbox))
+        while True:
+            now = self.clock.now()
+            chosen = self.directory.choose(sought, sandbox_id=sandbox.id, now=now, excluded=asked)
+            if chosen is None:
+                chosen = self.directory.choose(sought, sandbox_id=sandbox.id, now=now, excluded=asked - set(sandbox.tried_hosts))
+            if chosen is None:
+                self.shortage(sandbox)
+                message = f"no host has room for {sandbox.id}, which stays {sandbox.state}: {self._shortage(sought, now)}"
+                raise Unavailable(Code.NO_CAPACITY, message, retry_after_s=facts.READMIT_AGAIN_S)
+            there = replace(wish, placement=self._reservation(sandbox, chosen, now))
+            done = (await self._committed(sandbox.id, self._taking_up(sandbox.id, there, sought, now, about, act), self._told))[0]
+            if done is None or done.refused_by is None:
+                self.meter.met(wish, changed=done is not None and done.changed)
+                return done
+            self.directory.put(done.refused_by.host, used=done.refused_by.used)
+            asked.add(chosen)
+
+    def _taking_up(
+        self, sandbox_id: str, wish: ResumeRequested, sought: Spec, now: float, about: Callable[[Facts], bool], act: Act | None
+    ) -> Callable[[sa.Connection], tuple[facts.Committed | None, Used]]:
         request_id = current_request()
 
         def work(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
-            done = facts.reserve(conn, sandbox.id, placement, now=now, ids=self.event_id, request_id=request_id)
+            done = facts.take_up(conn, sandbox_id, wish, sought=sought, now=now, ids=self.event_id, about=about, request_id=request_id)
+            if act is not None and done is not None and done.changed:
+                operations.audit(conn, act, at=now)
             return done, self._used(conn, done)
 
         return work

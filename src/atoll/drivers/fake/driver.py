@@ -15,7 +15,22 @@ from pathlib import Path
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import Isolation, SaveMode
-from atoll.drivers.port import Capabilities, Change, Held, Image, Mark, OnExit, Order, Power, Probe, Saved, Seen, Usage
+from atoll.drivers.port import (
+    Capabilities,
+    Change,
+    Held,
+    Image,
+    Mark,
+    MomentFacts,
+    OnExit,
+    Order,
+    PackList,
+    Power,
+    Probe,
+    Saved,
+    Seen,
+    Usage,
+)
 
 ADDRESS = "127.0.0.1"
 
@@ -45,6 +60,9 @@ class FakeSnapshot:
 
     mode: SaveMode
     memory: str
+    image: str = ""
+    received: bool = False
+    """It came from the store."""
 
 
 @dataclass(slots=True)
@@ -57,6 +75,8 @@ class FakeMachine:
     """Digests whose files do not match their manifest."""
     disk_full: bool = False
     kept: dict[str, FakeSnapshot] = field(default_factory=dict)
+    inbox: Path = Path("/nonexistent")
+    """Where what is fetched for it would be; there are no files."""
 
     def changed(self, placement_id: str) -> None:
         """A placement was made, moved or removed; for machines that write it down."""
@@ -65,7 +85,7 @@ class FakeMachine:
 @dataclass(slots=True)
 class Weather:
     """Latencies and faults, by verb (`prepare`, `start`, `stop`, `remove`, `inspect`, `held`, `adopt`, `probe`, `pause`, `resume`, `save`, `restore`,
-    `discard`, `snapshot`, `drop`). *Units*: seconds.
+    `discard`, `snapshot`, `drop`, `pack_list`, `receive`). *Units*: seconds.
     """
 
     delay_s: dict[str, float] = field(default_factory=dict)
@@ -104,6 +124,7 @@ class FakeDriver:
             pauses=True,
             saves=SaveMode.FULL,
             snapshots=True,
+            portable=True,
             guest_handshake=False,
             metered=True,
         )
@@ -224,6 +245,7 @@ class FakeDriver:
         await self._before("discard")
         if (placement := self.machine.placements.get(placement_id)) is not None:
             placement.saved = None
+            self.machine.changed(placement_id)
         self._after("discard")
 
     async def snapshot(self, order: Order, snapshot_id: str, mode: SaveMode) -> Saved:
@@ -237,7 +259,7 @@ class FakeDriver:
                 raise Refused(Code.ILLEGAL_STATE, f"{order.placement_id} is paused")
             if machine.disk_full:
                 raise Refused(Code.HOST_DISK_FULL, "the fake machine's disk is full")
-            machine.kept[snapshot_id] = FakeSnapshot(mode, placement.memory)
+            machine.kept[snapshot_id] = FakeSnapshot(mode, placement.memory, placement.order.spec.image)
         self._after("snapshot")
         return Saved(machine.kept[snapshot_id].mode, 1 << 20)
 
@@ -248,6 +270,50 @@ class FakeDriver:
 
     async def snapshots(self) -> Sequence[str]:
         return sorted(self.machine.kept)
+
+    # -- elsewhere
+
+    async def pack_list(self, name: str) -> PackList:
+        await self._before("pack_list")
+        there, kept = self.machine.placements.get(name), self.machine.kept.get(name)
+        if there is not None and there.saved is not None:
+            mode, memory, image = there.saved, there.memory, there.order.spec.image
+        elif kept is not None:
+            if kept.received:
+                raise Refused(Code.ILLEGAL_STATE, f"{name} came from the store")
+            mode, memory, image = kept.mode, kept.memory, kept.image
+        else:
+            raise Refused(Code.PLACEMENT_LOST, f"nothing is saved or kept as {name}")
+        isolation, arch = self._capabilities.isolation, self._capabilities.arch
+        return PackList(
+            MomentFacts("fake", isolation, arch, mode, image, notes=(("memory", memory),)), self.inbox(name), size_bytes=1 << 20
+        )
+
+    def inbox(self, name: str) -> Path:
+        return self.machine.inbox / name
+
+    async def kinds(self) -> Sequence[str]:
+        return [MomentFacts("fake", self._capabilities.isolation, self._capabilities.arch, SaveMode.FULL, "").kind]
+
+    async def suits(self, facts: MomentFacts) -> None:
+        if facts.driver != "fake":
+            raise Refused(Code.MOMENT_UNSUITABLE, f"it is {facts.driver}'s")
+
+    async def receive(self, order: Order, facts: MomentFacts, directory: Path, *, snapshot_id: str | None = None) -> None:
+        del directory
+        await self._before("receive")
+        await self.suits(facts)
+        machine, memory = self.machine, dict(facts.notes).get("memory", "")
+        if machine.disk_full:
+            raise Refused(Code.HOST_DISK_FULL, "the fake machine's disk is full")
+        if snapshot_id is not None:
+            machine.kept.setdefault(snapshot_id, FakeSnapshot(facts.mode, memory, facts.image, received=True))
+        else:
+            there = machine.placements.get(order.placement_id)
+            if there is None or (there.saved is None and there.power is Power.PREPARED):
+                machine.placements[order.placement_id] = FakePlacement(self._mark, order, Power.SAVED, saved=facts.mode, memory=memory)
+                machine.changed(order.placement_id)
+        self._after("receive")
 
     async def _turn(self, verb: str, placement_id: str, power: Power) -> Seen:
         await self._before(verb)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from atoll.domain.spec import SaveMode
 from atoll.drivers.fake.driver import FakeMachine, FakePlacement
 from atoll.drivers.port import Image, Mark, Order, Power
 
@@ -24,6 +25,8 @@ class KeptMachine(FakeMachine):
     def __init__(self, directory: Path, *, images: Sequence[Image]) -> None:
         super().__init__(images=list(images))
         self._directory = directory
+        self.inbox = directory.with_name(f"{directory.name}.inbox")
+        self.inbox.mkdir(exist_ok=True, mode=0o700)
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in sorted(directory.glob("*.json")):
             found = _read(file)
@@ -42,6 +45,8 @@ class KeptMachine(FakeMachine):
             "order": _ORDER.dump_python(placement.order, mode="json"),
             "power": placement.power.value,
             "reason": placement.reason,
+            "saved": placement.saved,
+            "memory": placement.memory,
         }
         draft = file.with_suffix(".new")
         draft.write_text(json.dumps(content))
@@ -51,7 +56,9 @@ class KeptMachine(FakeMachine):
 def _read(file: Path) -> FakePlacement | None:
     try:
         raw = json.loads(file.read_text())
-        return FakePlacement(Mark(*raw["mark"]), _ORDER.validate_python(raw["order"]), Power(raw["power"]), raw["reason"])
+        saved = SaveMode(raw["saved"]) if raw.get("saved") else None
+        order = _ORDER.validate_python(raw["order"])
+        return FakePlacement(Mark(*raw["mark"]), order, Power(raw["power"]), raw["reason"], saved=saved, memory=raw.get("memory", ""))
     except (ValueError, KeyError, TypeError, ValidationError):
         # Half of a write that a power cut has ended: nothing ever ran of it.
         return None

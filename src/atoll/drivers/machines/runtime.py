@@ -72,6 +72,7 @@ class MachineRuntime(ABC):
     """A runtime of virtual machines."""
 
     saves = SaveMode.FULL
+    disk_file: str | None = None
     captures_running = False
     overhead_mib: int
     """What a machine's program needs besides the guest's memory; its control group lets it have that."""
@@ -279,6 +280,10 @@ class MachineRuntime(ABC):
         self._make_place(directory)
         if not (directory / VM / DISK).exists():
             source()
+
+    def distrust(self, directory: Path) -> None:  # noqa: ARG002 - the port's
+        """What a machine saves stays on its host: its driver declares that."""
+        raise Refused(Code.NOT_SUPPORTED, "this host goes on from nothing that another has saved")
 
     def go_on(self, container_id: str) -> None:
         self._let_run(container_id)

@@ -78,6 +78,9 @@ def base36(number: int) -> str:
             return digits
 
 
+DISK_SPARE_MIB: Final = 512
+
+
 @dataclass(frozen=True, slots=True)
 class OciConfig:
     """Everything one driver instance needs to know. *Units*: MiB, processes."""
@@ -99,7 +102,7 @@ class OciConfig:
     fault whom the kernel could end for it."""
     console_bytes_max: int = 1 << 20
     """The console file is cut to its last half when it grows beyond this."""
-    disk_spare_mib: int = 512
+    disk_spare_mib: int = DISK_SPARE_MIB
     """`prepare` is refused when the host's disk has less than this free."""
     unpacking: Unpacking | None = None
     """Makes images that the cache does not have; None: what is not there is unavailable."""

@@ -312,6 +312,7 @@ class Crun:
     # -- save
 
     saves = SaveMode.FILES
+    disk_file: str | None = DISK
 
     def save(self, launch: Launch, target: Path, mode: SaveMode) -> None:
         """Its disk is what is kept, and it is there: a note stands for it. Whatever is not on it ends with the guest."""
@@ -331,11 +332,15 @@ class Crun:
     def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
         if not (directory / DISK).exists():
             kept = source()
-            # Its file system was in use when it was copied: it is looked through before it is used.
-            (directory / BOOT_FILE).write_text("copied while it was in use")
+            # Its file system was in use when it was copied.
+            self.distrust(directory)
             loopdisk.copy(kept / DISK, directory / DISK)
         for name in (UPPER, ROOT):
             (directory / name).mkdir(exist_ok=True, mode=0o700)
+
+    def distrust(self, directory: Path) -> None:
+        """By the note of another boot: its file system is looked through before it is mounted."""
+        (directory / BOOT_FILE).write_text("copied")
 
     def go_on(self, container_id: str) -> None:
         """Nothing is halted to be saved."""

@@ -28,8 +28,8 @@ from atoll.drivers.oci import record as records
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.gathering import both
 from atoll.drivers.oci.images import Images
-from atoll.drivers.oci.keeping import Keeping
 from atoll.drivers.oci.locks import Locks
+from atoll.drivers.oci.moving import Moving
 from atoll.drivers.oci.record import Record
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.runtime import PID_FILE, Launch, Runtime
@@ -64,7 +64,7 @@ def no_step(_name: str) -> None:
     """Outside of tests nothing happens between two steps."""
 
 
-class OciDriver(Keeping):
+class OciDriver(Moving):
     """One runtime on this host. Give two of them (runsc, crun) the same pool and the same configuration otherwise."""
 
     def __init__(self, config: OciConfig, pool: SlotPool, runtime: Runtime, *, on_step: Callable[[str], None] = no_step) -> None:
@@ -104,6 +104,7 @@ class OciDriver(Keeping):
             pauses=cgroups.freezes(self._layout),
             saves=self._runtime.saves,
             snapshots=not self._runtime.halts_to_keep or cgroups.freezes(self._layout),
+            portable=True,
             metered=True,
             layers=self._config.packer is not None,
         )
@@ -135,6 +136,7 @@ class OciDriver(Keeping):
         config = self._config
         config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._clear_inbox()
         self._write_resolv_conf(config.run_dir / RESOLV_CONF)
         cgroups.make_parent(self._layout, self._names.cgroup)
         self._runtime.open()
@@ -387,7 +389,7 @@ class OciDriver(Keeping):
     async def _end_slots(self, placement_id: str, found: look.Traces) -> None:
         live = self._live.get(placement_id)
         doomed = {number: self._pool.address(number) for number in found.slots}
-        if found.record is not None:
+        if found.record is not None and found.record.slot >= 0:
             # By the record alone it may be somebody else's by now: slot numbers come round again.
             owner = (await self._blocking(self._pool.existing)).get(found.record.slot)
             if owner in (None, placement_id):
@@ -405,12 +407,11 @@ class OciDriver(Keeping):
             self._live.setdefault(placement_id, _Live()).ending = True
             failures = await self._each(
                 lambda: self._end(placement_id, strays=strays),
-                self._step_of("directory removed", lambda: ending.remove_directory(self._view, placement_id)),
+                self._step_of("directory removed", lambda: self._remove_directory(placement_id)),
             )
             left = (await self._look(placement_id)).names()
             if left or failures:
-                text = ", ".join(left) or "nothing is left"
-                raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {text} ({'; '.join(failures)})")
+                raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {', '.join(left) or 'nothing is left'} ({'; '.join(failures)})")
             self._live.pop(placement_id, None)
             self._disk_files.pop(placement_id, None)
 

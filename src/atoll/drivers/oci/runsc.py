@@ -75,6 +75,7 @@ class Runsc:
         ]
 
     saves = SaveMode.FULL
+    disk_file: str | None = None
 
     def save(self, launch: Launch, target: Path, mode: SaveMode) -> None:
         """Halt its tasks, then write: whatever is done after the moment that is written would be done twice.
@@ -96,6 +97,9 @@ class Runsc:
     def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
         """What was on the disk is in what is restored."""
         self.make_disk(directory, disk_mib)
+
+    def distrust(self, directory: Path) -> None:
+        """It has no disk that outlasts its guest."""
 
     def go_on(self, container_id: str) -> None:
         if json.loads(self._say(["state", container_id], HALT_S))["status"] == "paused":

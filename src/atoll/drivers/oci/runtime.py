@@ -69,6 +69,9 @@ class Runtime(Protocol):
     saves: SaveMode
     """What can be saved of a container."""
 
+    disk_file: str | None
+    """The file of a placement's directory that is saved by being there, where `save` writes no more than a note; None: `save` writes all."""
+
     def save(self, launch: Launch, target: Path, mode: SaveMode) -> None:
         """Write what is to be saved into a directory, and leave the container halted or as it was. *Errors*: Refused SAVE_FAILED."""
         ...
@@ -82,6 +85,10 @@ class Runtime(Protocol):
 
     def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:
         """As `make_disk`, for a container that is begun from what `keep` has written: asked for where it has no disk yet. *Errors*: OSError."""
+        ...
+
+    def distrust(self, directory: Path) -> None:
+        """The disk in a placement's directory came from elsewhere. *Errors*: OSError."""
         ...
 
     def go_on(self, container_id: str) -> None:

@@ -12,12 +12,13 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
+from atoll.drivers.oci import record as records
 
 SNAPSHOTS: Final = ".snapshots"
 """Beside the placements' directories: what is kept for longer than its placement, by id."""
@@ -27,6 +28,9 @@ SAVED: Final = "saved"
 DRAFT: Final = "saved.draft"
 LIST: Final = "saved.json"
 FORMAT: Final = 1
+DURABLE: Final = "durable"
+"""Beside the list, once all of it is on the host's disk."""
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,12 @@ class Save:
     """What it takes of the disk."""
     named: bool = True
     """Its guest is shown whose it is. One that was saved by an earlier release is not: its mounts are those that it had."""
+    image: str = ""
+    """Digest of the image that it is written above; with the next unknown of what an earlier release has saved."""
+    runtime: str = ""
+    """Of which driver's guest it is: a snapshot's directory does not say so otherwise."""
+    received: bool = False
+    """It came from the artifact store."""
 
 
 def exists(directory: Path) -> bool:
@@ -72,11 +82,44 @@ def publish(directory: Path, mode: SaveMode, place: Path | None = None) -> Save:
     empty = [name for name, size in files.items() if size == 0]
     if empty:
         raise Refused(Code.SAVE_FAILED, f"what was saved is not whole: {', '.join(empty)} has nothing in it")
-    (draft / LIST).write_text(json.dumps({"format": FORMAT, "mode": mode.value, "files": files, "stored": stored, "named": named}))
+    record = records.read(directory)
+    image, runtime = (record.image, record.runtime) if record is not None else ("", "")
+    save = Save(place, mode, files, stored, named, image, runtime)
+    _write_list(draft, save)
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     draft.rename(place)
-    return Save(place, mode, files, stored, named)
+    return save
+
+
+def take_in(directory: Path, save: Save) -> Save:
+    """Let a directory of files that came from elsewhere be what is saved, or kept: whole, and on the disk. Blocks. *Errors*: OSError."""
+    stored = sum(path.stat().st_blocks * 512 for path in directory.iterdir())
+    save = replace(save, files={path.name: path.stat().st_size for path in sorted(directory.iterdir())}, size_bytes=stored, received=True)
+    _write_list(directory, save)
+    (directory / DURABLE).touch()
+    for path in (*directory.iterdir(), directory):
+        _sync(path)
+    shutil.rmtree(save.directory, ignore_errors=True)
+    save.directory.parent.mkdir(mode=0o700, exist_ok=True)
+    directory.rename(save.directory)
+    _sync(save.directory.parent)
+    return save
+
+
+def _write_list(directory: Path, save: Save) -> None:
+    said = {
+        "format": FORMAT,
+        "mode": save.mode.value,
+        "files": dict(save.files),
+        "stored": save.size_bytes,
+        "named": save.named,
+        "image": save.image,
+        "runtime": save.runtime,
+        "received": save.received,
+        "boot_id": BOOT_ID.read_text().strip(),
+    }
+    (directory / LIST).write_text(json.dumps(said))
 
 
 def predates_names(directory: Path) -> bool:
@@ -92,9 +135,21 @@ def read(place: Path) -> Save:
     try:
         said: dict[str, Any] = json.loads((place / LIST).read_text())
         files = {str(name): int(size) for name, size in said["files"].items()}
-        save = Save(place, SaveMode(said["mode"]), files, int(said.get("stored", sum(files.values()))), bool(said.get("named")))
+        save = Save(
+            place,
+            SaveMode(said["mode"]),
+            files,
+            int(said.get("stored", sum(files.values()))),
+            bool(said.get("named")),
+            str(said.get("image", "")),
+            str(said.get("runtime", "")),
+            bool(said.get("received")),
+        )
         if said["format"] != FORMAT:
             raise Refused(Code.RESUME_FAILED, f"it was saved in format {said['format']}, and this release reads {FORMAT}")
+        if not (place / DURABLE).exists() and said.get("boot_id", BOOT_ID.read_text().strip()) != BOOT_ID.read_text().strip():
+            # Sizes say nothing here: blocks that had not reached the disk read as nothing.
+            raise Refused(Code.RESUME_FAILED, "the host lost power before all of what was saved was on its disk")
         for name, size in save.files.items():
             if (place / name).stat().st_size != size:
                 raise Refused(Code.RESUME_FAILED, f"{name} of what was saved is not as long as it was")
@@ -120,12 +175,26 @@ def drop_kept(place: Path) -> None:
         raise Refused(Code.CLEANUP_FAILED, f"{place} cannot be removed")
 
 
-def flush(save: Save) -> None:
+def flush(save: Save, disk: Path | None = None) -> None:
     """Have it on the host's disk, for a host that loses power. Never raises: what is not there any more need not be."""
-    for name in (*save.files, LIST):
-        with contextlib.suppress(OSError):
-            fd = os.open(save.directory / name, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
+    with contextlib.suppress(OSError):
+        make_durable(save, disk)
+
+
+def make_durable(save: Save, disk: Path | None = None) -> None:
+    """Have it on the host's disk. `disk`: what is saved besides. *Errors*: OSError. *Idempotency*: once it is there nothing is done."""
+    if (save.directory / DURABLE).exists():
+        return
+    for path in (*(save.directory / name for name in (*save.files, LIST)), *([disk] if disk is not None else []), save.directory):
+        _sync(path)
+    (save.directory / DURABLE).touch()
+    _sync(save.directory)
+    _sync(save.directory.parent)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -79,8 +79,13 @@ class Saving:
                 self._step("saved")
             save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id) / saves.SAVED))
             await self._end_as_told(order.placement_id)
-            self._spawn(self._blocking(lambda: saves.flush(save)), f"flush {order.placement_id}")
+            self._spawn(self._blocking(lambda: saves.flush(save, self._disk_of(order.placement_id))), f"flush {order.placement_id}")
             return Saved(save.mode, save.size_bytes)
+
+    def _disk_of(self, placement_id: str) -> Path | None:
+        """What is saved of it besides what a runtime has written: its disk, where that is all that outlasts a guest."""
+        name = self._runtime.disk_file
+        return self._view.directory(placement_id) / name if name is not None else None
 
     def _save(self, order: Order, mode: SaveMode, *, frozen: bool) -> None:
         """Blocking. *Errors*: Refused SAVE_FAILED, HOST_DISK_FULL: the guest goes on and nothing is saved."""

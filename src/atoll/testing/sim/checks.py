@@ -66,6 +66,8 @@ class Ledger:
     """The newest event's number."""
     certified: set[str] = field(default_factory=set)
     """Placements of which a client has said that a next one may begin beside them."""
+    left: set[str] = field(default_factory=set)
+    """Placements of suspended sandboxes that rest in the artifact store: they hold disk until they are gone, and nothing else."""
 
     def taken_back(self, rows: Sequence[Change]) -> None:
         """The store is what it was some time ago."""
@@ -111,7 +113,7 @@ class Ledger:
     def _certified(self, change: Change) -> None:
         before, after = change.before, change.after
         if change.table == "sandboxes" and before is not None and after is not None and after["unseen"] > before["unseen"]:
-            self.certified.add(before["placement_id"])
+            (self.left if before["state"] == sb.State.SUSPENDED else self.certified).add(before["placement_id"])
 
     def _snapshot(self, before: Row | None, after: Row) -> None:
         if before is None:
@@ -122,11 +124,12 @@ class Ledger:
             # A step of the clock moves what is left of it, without a decision.
             return
         was, now = sn.State(before["state"]), sn.State(after["state"])
-        if was is not now and now not in [to for (state, _), to in sn.MOVES.items() if state is was]:
+        at_once = before["copy"] == sn.Copy.NONE and (was, now) == (sn.State.READY, sn.State.DELETED)
+        if was is not now and not at_once and now not in [to for (state, _), to in sn.MOVES.items() if state is was]:
             raise Violated(f"snapshot {after['id']} went from {was} to {now}")
         if after["revision"] != before["revision"] + 1:
             raise Violated(f"snapshot {after['id']} went from revision {before['revision']} to {after['revision']}")
-        if (after["held_disk_mib"] == 0) is not (now in sn.TERMINAL):
+        if (after["held_disk_mib"] == 0) is not (now in sn.TERMINAL or after["copy"] == sn.Copy.NONE):
             raise Violated(f"snapshot {after['id']} is {now} and holds {after['held_disk_mib']} MiB")
 
     def _sums(self, host_ids: set[str]) -> None:
@@ -155,7 +158,9 @@ class Ledger:
 
     def _placement(self, before: Row | None, after: Row) -> None:
         name = f"placement {after['id']}"
-        held = [one for one in self.held_by(after["sandbox_id"]) if one not in self.certified]
+        held = [one for one in self.held_by(after["sandbox_id"]) if one not in self.certified | self.left]
+        if after["id"] in self.left and any(after[f"held_{name}"] for name in _VECTOR if name != "disk_mib"):
+            raise Violated(f"{name} rests in the artifact store and holds more than its disk")
         if len(held) > 1:
             raise Violated(f"sandbox {after['sandbox_id']} holds {len(held)} placements: {', '.join(held)}")
         if before is None:
@@ -200,6 +205,8 @@ def machines_agree(ledger: Ledger, things: Mapping[str, SimMachine]) -> None:
             if thing.power not in (Power.RUNNING, Power.FROZEN):
                 continue
             sandbox_id = thing.order.sandbox_id
+            if placement_id in ledger.left:
+                raise Violated(f"{placement_id} runs on {host} and its sandbox has left it")
             if placement_id in ledger.certified:
                 continue
             if sandbox_id in running:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from atoll.base.errors import AtollError, Code
 from atoll.domain.host import AdminEvent
+from atoll.testing.sim.moments import MomentWeather
 from atoll.testing.sim.network import Weather
-from atoll.testing.sim.scenario import CONTROL, REPLICAS, SLOW_S_MAX, STEP_S_MAX, STEPS_MAX, STORE, Fault, Kind
+from atoll.testing.sim.scenario import CONTROL, MOMENTS, REPLICAS, SLOW_S_MAX, STEP_S_MAX, STEPS_MAX, STORE, Fault, Kind
 from atoll.testing.sim.store import StoreWeather
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Fate:
             return False
         if fault.kind in STORE:
             return await self._store(fault)
+        if fault.kind in MOMENTS:
+            return await self._moments(fault)
         if fault.kind is Kind.CLOCK_STEP:
             return await self._step(fault)
         if fault.kind is Kind.RESTORE:
@@ -74,6 +77,24 @@ class Fate:
                 seat.ear.broken.set()
         await asyncio.sleep(fault.for_s)
         setattr(weather, name, getattr(StoreWeather(), name))
+        return True
+
+    async def _moments(self, fault: Fault) -> bool:
+        shelf = self._world.shelf
+        if fault.kind is Kind.MOMENT_SPOILT:
+            there = list(shelf.manifests)
+            if not there:
+                return False
+            digest = there[min(int(fault.share * len(there)), len(there) - 1)]
+            self._say(fault, f"the artifact store: {digest}")
+            shelf.spoilt.add(digest)
+            self._world.history.spoilt = True
+            return True
+        self._say(fault, "the artifact store")
+        name, value = _MOMENTS[fault.kind](fault)
+        setattr(shelf.weather, name, value)
+        await asyncio.sleep(fault.for_s)
+        setattr(shelf.weather, name, getattr(MomentWeather(), name))
         return True
 
     async def _restore(self, fault: Fault) -> bool:
@@ -354,6 +375,7 @@ class Fate:
         """Nothing goes wrong any more; what was fenced is enrolled again."""
         world = self._world
         world.database.weather = StoreWeather()
+        world.shelf.weather = MomentWeather()
         for seat in world.seats:
             seat.pause_s = 0.5
             seat.ear.cut = False
@@ -405,9 +427,15 @@ _STORE: Final[Mapping[Kind, Callable[[Fault], tuple[str, float | bool]]]] = {
     Kind.STORE_DOWN: lambda _fault: ("down", True),
 }
 """What of the store's weather each changes, and to what."""
+_MOMENTS: Final[Mapping[Kind, Callable[[Fault], tuple[str, float | bool]]]] = {
+    Kind.MOMENTS_AWAY: lambda _fault: ("away", True),
+    Kind.MOMENTS_LOSSY: lambda fault: ("lost", fault.share),
+    Kind.MOMENTS_SLOW: lambda fault: ("slow_s", fault.share * SLOW_S_MAX),
+}
+"""The same of the artifact store's."""
 
 Handler = Callable[..., Awaitable[bool]]
 _CONTROL: Final[Mapping[Kind, Handler]] = {kind: getattr(Fate, f"_{kind.value}") for kind in Kind if kind in CONTROL}
 _HOST: Final[Mapping[Kind, Handler]] = {
-    kind: getattr(Fate, f"_{kind.value}") for kind in Kind if kind not in CONTROL | STORE | {Kind.CLOCK_STEP, Kind.RESTORE}
+    kind: getattr(Fate, f"_{kind.value}") for kind in Kind if kind not in CONTROL | STORE | MOMENTS | {Kind.CLOCK_STEP, Kind.RESTORE}
 }

@@ -67,6 +67,8 @@ class SimMachine(FakeMachine):
     silent: set[str] = field(default_factory=set)
     initialised: dict[str, Init] = field(default_factory=dict)
     looked: Callable[[str], None] = lambda _verb: None
+    remembers: Callable[[str], str] = lambda _sandbox_id: ""
+    """What a guest of this sandbox remembers that begins to serve now: more each time."""
 
     def end(self, placement_id: str, reason: str) -> None:
         """The guest of a running placement ends."""
@@ -104,6 +106,7 @@ class SimDriver(FakeDriver):
             pauses=True,
             saves=SaveMode.FULL,
             snapshots=True,
+            portable=True,
         )
 
     async def _before(self, verb: str) -> None:
@@ -179,6 +182,8 @@ class SimGuests:
                     if self._answers(record.placement_id):
                         self._accepts(record, secret, content)
                         self._machine.initialised[record.placement_id] = content
+                        # From now on it remembers something that no earlier save has.
+                        self._machine.placements[record.placement_id].memory = self._machine.remembers(record.sandbox_id)
         except TimeoutError:
             raise Refused(Code.GUEST_BOOT_TIMEOUT, f"the guest was not ready within {blueprint.ready_s:g} s") from None
         return Hello(

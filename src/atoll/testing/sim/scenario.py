@@ -64,13 +64,24 @@ class Kind(StrEnum):
     STUCK = "stuck"
     """Something of a placement does not go away. [share: which one]"""
     DRAIN = "drain"
+    MOMENTS_AWAY = "moments_away"
+    """The artifact store does not answer."""
+    MOMENTS_LOSSY = "moments_lossy"
+    """Calls of it fail, or their answers are lost. [share: how many]"""
+    MOMENTS_SLOW = "moments_slow"
+    """[share: of SLOW_S_MAX]"""
+    MOMENT_SPOILT = "moment_spoilt"
+    """Something in it is not what it was. [share: which one]"""
 
 
 CONTROL: Final = frozenset({Kind.CONTROL_CRASH, Kind.CONTROL_FREEZE, Kind.HINTS_LOST})
 STORE: Final = frozenset({Kind.STORE_RACES, Kind.STORE_FORGETS, Kind.STORE_DOWN, Kind.STORE_SLOW, Kind.STORE_LATE})
+MOMENTS: Final = frozenset({Kind.MOMENTS_AWAY, Kind.MOMENTS_LOSSY, Kind.MOMENTS_SLOW, Kind.MOMENT_SPOILT})
 REPLICAS: Final = frozenset({Kind.STORE_LATE, Kind.HINTS_LOST})
 """What can only go wrong between several."""
 STEPS_MAX: Final = 200
+MOVES_MAX: Final = 16
+"""Steps of a client whose sandboxes come and go."""
 KEPT_MAX: Final = 6
 """Snapshots and forks of one world."""
 SLOW_S_MAX: Final = 8.0
@@ -154,6 +165,10 @@ class Scenario:
     on_lease_expiry: str = "end"
     on_exit: str = "release"
     on_loss: str = "end"
+    stored: bool = False
+    """Whether what is saved goes to an artifact store that all hosts share."""
+    local_s: float = 60.0
+    """How long a host keeps its copy then."""
     faults: tuple[Fault, ...] = ()
     steps: tuple[Step, ...] = ()
 
@@ -190,7 +205,9 @@ def generate(seed: int, plan: Plan | None = None) -> Scenario:
     dice = random.Random(f"{seed}/scenario")
     hosts = dice.randint(1, plan.hosts_max)
     replicas = dice.randint(1, plan.replicas_max)
-    known = [kind for kind in Kind if dice.random() < 0.45] or [dice.choice(list(Kind))]
+    # By dice of their own, below: what a seed tells otherwise stays as it was.
+    kinds = [kind for kind in Kind if kind not in MOMENTS]
+    known = [kind for kind in kinds if dice.random() < 0.45] or [dice.choice(kinds)]
     faults = _possible([_fault(dice, dice.choice(known), plan.fate_s) for _ in range(dice.randint(1, plan.faults_max))])
     clients = dice.randint(1, plan.clients_max)
     steps = [_step(dice, dice.randrange(clients), plan.fate_s) for _ in range(dice.randint(4, plan.steps_max))]
@@ -199,6 +216,11 @@ def generate(seed: int, plan: Plan | None = None) -> Scenario:
     if kept.random() < 0.5:
         steps += [_kept(kept, kept.randrange(clients), plan.fate_s) for _ in range(kept.randint(1, KEPT_MAX))]
         faults += [_fault_of_keeping(kept, plan.fate_s) for _ in range(kept.randint(0, 2))]
+    away = random.Random(f"{seed}/stored")
+    stored = away.random() < 0.6
+    if stored:
+        steps += _moved(away, away.randrange(clients), plan.fate_s)
+        faults += [_fault_of_storing(away, plan.fate_s) for _ in range(away.randint(0, 4))]
     skewed = dice.random() < 0.5
     return Scenario(
         seed=seed,
@@ -209,6 +231,8 @@ def generate(seed: int, plan: Plan | None = None) -> Scenario:
         on_lease_expiry=dice.choice(("end", "end", "suspend", "keep")),
         on_exit=dice.choice(("release", "release", "restart")),
         on_loss=dice.choice(("end", "replace")),
+        stored=stored,
+        local_s=away.choice((1.0, 20.0, 100.0)),
         faults=tuple(sorted(faults, key=lambda f: f.at_s)),
         steps=tuple(sorted(steps, key=lambda s: s.at_s)),
     )
@@ -260,6 +284,28 @@ def _fault_of_keeping(dice: random.Random, fate_s: float) -> Fault:
     verb, how = dice.choice(("snapshot", "drop")), dice.choice(("once", "after", "always"))
     for_s = round(60.0 * dice.random(), 3)
     return Fault(round(dice.uniform(1.0, fate_s), 3), Kind.DRIVER_FAILS, target=dice.randrange(12), for_s=for_s, word=f"{verb} {how}")
+
+
+def _moved(dice: random.Random, client: int, fate_s: float) -> list[Step]:
+    """Some sandboxes that are suspended and resumed, over and over, at times between which what is saved may or may not get into the store."""
+    found: list[Step] = []
+    at_s = dice.uniform(0.0, fate_s / 3)
+    for _ in range(dice.randint(1, 2)):
+        found.append(Step(round(at_s, 3), client, Wish.CREATE, timeout_s=1000))
+    while at_s < fate_s and len(found) < MOVES_MAX:
+        at_s += dice.choice((2.0, 20.0, 60.0)) * dice.random() + 1.0
+        found.append(Step(round(at_s, 3), client, Wish.SUSPEND, pick=round(dice.random(), 3)))
+        at_s += dice.choice((2.0, 40.0, 120.0)) * dice.random()
+        found.append(Step(round(at_s, 3), client, Wish.RESUME, timeout_s=1000, pick=round(dice.random(), 3)))
+    return found
+
+
+def _fault_of_storing(dice: random.Random, fate_s: float) -> Fault:
+    kind = dice.choice((*sorted(MOMENTS), Kind.DRAIN, Kind.DRAIN, Kind.VANISH))
+    word = dice.choice(("off", "fence", "back")) if kind is Kind.VANISH else ""
+    for_s = round(dice.choice((5.0, 30.0, 120.0)) * dice.random(), 3)
+    at_s, share = round(dice.uniform(5.0, fate_s), 3), round(dice.random(), 3)
+    return Fault(at_s, kind, target=dice.randrange(12), for_s=for_s, share=share, word=word)
 
 
 _REST: Final = (Wish.PAUSE, Wish.SUSPEND, Wish.RESUME, Wish.RESUME)

@@ -33,14 +33,14 @@ _HEARD_S: Final = 0.003
 _WATCHED: Final[Mapping[str, tuple[str, ...]]] = {
     "sandboxes": (
         "id", "revision", "state", "generation", "placement_id", "host_id", "reason", "end_at", "started_at", "request_id", "unseen",
-        "conditions", "bootstrap_exposed",
+        "conditions", "bootstrap_exposed", "moment",
     ),
     "placements": (
         "id", "sandbox_id", "host_id", "generation", "holding", "held_cpu_millis", "held_memory_mib", "held_disk_mib", "held_slots",
         "desired", "desired_revision", "observed", "seq", "applied_revision", "ready", "address",
     ),
     "hosts": ("id", "name", "admin", "revision", "cpu_millis", "memory_mib", "disk_mib", "slots", "credential_version", "epoch", "seen_at", "isolations", "problems"),
-    "snapshots": ("id", "revision", "state", "purpose", "host_id", "sandbox_id", "held_disk_mib"),
+    "snapshots": ("id", "revision", "state", "purpose", "host_id", "sandbox_id", "held_disk_mib", "copy", "moment"),
     "events": ("seq", "type", "sandbox_id", "generation", "state", "reason"),
 }  # fmt: skip
 

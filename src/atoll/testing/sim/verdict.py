@@ -7,6 +7,7 @@ each end. A world that has healed must come to what is desired, do what it could
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -38,6 +39,8 @@ POLLED_S: Final = 60.0
 """An agent polls at least this often: one park and some backoff."""
 GONE_S: Final = 300.0
 """What is released in a healed world is gone by then: a removal's longest pause, and one deadline."""
+LISTED_S: Final = 900.0
+"""The same where hosts fetch snapshots of each other: they tell what they have now and then, and are told then what nobody needs."""
 FOUND_S: Final = 180.0
 """What ran when the store was taken back is on record again by then."""
 TOLD_S: Final = 100.0
@@ -59,10 +62,21 @@ class History:
     secrets: set[str] = field(default_factory=set)
     was_ready: set[str] = field(default_factory=set)
     """Placements whose guest was believed ready once."""
+    spoilt: bool = False
+    """Something in the artifact store was."""
+    lived: Counter[str] = field(default_factory=Counter)
+    """How often a guest of each sandbox has begun to serve: what the newest remembers."""
+    known: dict[str, int] = field(default_factory=dict)
+    """The same of the newest that was believed ready: nothing older may come back."""
     taken_back: bool = False
     """The store was taken back to a backup."""
     there: dict[str, tuple[Host, str]] = field(default_factory=dict)
     """Sandboxes that were promised and ran when that happened: where, and as which placement."""
+
+    def remember(self, sandbox_id: str) -> str:
+        """What a guest of it remembers from now on."""
+        self.lived[sandbox_id] += 1
+        return f"{sandbox_id} {self.lived[sandbox_id]}"
 
 
 # While it goes on.
@@ -81,6 +95,7 @@ def committed(world: World, changes: Sequence[Change]) -> None:
                 _begun(world, after)
             if after["ready"]:
                 world.history.was_ready.add(after["id"])
+                _believed(world, after)
         if change.table == "sandboxes" and after is not None:
             promise = world.clients.book.of(after["id"], after["request_id"])
             if promise is not None and before is None and promise.sandbox_id != after["id"]:
@@ -172,7 +187,9 @@ def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None
         if init.env.get("SECRET") != f"{CANARY}-{given}" and row["request_id"] is not None and not forgotten:
             raise Violated(f"{record.placement_id} was given the environment of another")
         again = world.scenario.on_exit == "restart" and record.placement_id in world.history.ended
-        if row["started_at"] is not None and record.placement_id not in world.history.was_ready:
+        _remembers(world, record, row)
+        begins = record.blueprint.moment is None
+        if begins and row["started_at"] is not None and record.placement_id not in world.history.was_ready:
             raise Violated(f"{record.sandbox_id} was ready once, and is begun anew as {record.placement_id}")
         back = record.observed in (Observed.SAVED, Observed.SAVING, Observed.RUNNING, Observed.FROZEN, Observed.ERROR)
         if record.placement_id in world.history.was_ready and not again and not back:
@@ -209,6 +226,10 @@ def _replaced(world: World, before: Row, after: Row, promise: Promise | None) ->
         promise.latest = max(promise.latest, world.loop.time() + 1500.0 + promise.timeout_s)
         # One that was ready begins from nothing, and so does its time.
         promise.earliest = min(promise.earliest, world.loop.time() + promise.timeout_s)
+    if after["state"] == "resuming":
+        if before["placement_id"] is not None:
+            raise Violated(f"sandbox {before['id']} is resumed elsewhere while {before['placement_id']} has it")
+        return
     placement_id = before["placement_id"]
     exposed = placement_id in world.history.was_ready or before["bootstrap_exposed"]
     if not exposed or world.history.taken_back:
@@ -218,6 +239,29 @@ def _replaced(world: World, before: Row, after: Row, promise: Promise | None) ->
     if not (fenced or certified or "REPLACEMENT_BLOCKED" in after["conditions"]):
         what = "was ready" if placement_id in world.history.was_ready else "was given its payload"
         raise Violated(f"sandbox {before['id']} {what} as {placement_id}, and is replaced without a word")
+
+
+def _believed(world: World, after: Row) -> None:
+    """A guest was believed ready: what it remembers is the least that its sandbox may come back with."""
+    host = world.host_of(after["host_id"])
+    thing = host.things.placements.get(after["id"]) if host is not None else None
+    if thing is not None and thing.memory:
+        known = world.history.known
+        known[after["sandbox_id"]] = max(known.get(after["sandbox_id"], 0), int(thing.memory.split()[1]))
+
+
+def _remembers(world: World, record: Record, row: Row) -> None:
+    """A guest of a sandbox that has lived before comes back with its newest save. *Errors*: Violated."""
+    thing = next(
+        (host.things.placements[record.placement_id] for host in world.hosts if record.placement_id in host.things.placements), None
+    )
+    least = world.history.known.get(record.sandbox_id, 0)
+    if thing is None or world.history.taken_back or row["started_at"] is None:
+        return
+    whose, _, count = thing.memory.partition(" ")
+    has = int(count) if whose == record.sandbox_id else 0
+    if has < least:
+        raise Violated(f"{record.sandbox_id} comes back as {record.placement_id} with memory {has}, and had {least}")
 
 
 def _begun(world: World, after: Row) -> None:
@@ -351,7 +395,10 @@ def _restless(world: World, sandbox_id: str, row: Row) -> str | None:
         return f"{sandbox_id} is {state} and still holds {held}" if held else None
     if state not in ("ready", "paused", "suspended", "stopped"):
         return f"{sandbox_id} is still {state}"
-    host = world.host_of(row["host_id"])
+    if state == "suspended" and row["placement_id"] is None:
+        there = row["moment"] in world.shelf.manifests and row["moment"] in world.shelf.packs
+        return None if there or world.history.taken_back else f"{sandbox_id} rests in the artifact store, which does not have it"
+    host = world.host_of(row["host_id"]) if row["host_id"] is not None else None
     thing = host.things.placements.get(row["placement_id"]) if host is not None else None
     if state == "ready" and (host is None or row["placement_id"] not in host.things.initialised):
         return f"{sandbox_id} is ready and no guest of it runs"
@@ -400,7 +447,7 @@ def _misled(world: World, seat: Seat) -> str | None:
 
 async def until_nothing_is_left(world: World) -> None:
     """What was released is gone, from records, journals and machines. *Errors*: Violated."""
-    await _eventually(world, _left, GONE_S)
+    await _eventually(world, _left, LISTED_S if world.scenario.stored else GONE_S)
     world.note("nothing is left")
 
 
@@ -413,6 +460,8 @@ def _left(world: World) -> str | None:
             return f"{placement_id} still holds something"
     if (kept := _kept(world)) is not None:
         return kept
+    if not world.history.taken_back and (stored := world.shelf.left()):
+        return f"the artifact store still has {', '.join(sorted(stored))}"
     for host in world.hosts:
         if host.things.placements:
             return f"{host.name} still has {', '.join(sorted(host.things.placements))}"

@@ -39,6 +39,7 @@ from atoll.domain.host import LEASE_S
 from atoll.domain.spec import Isolation, OnExit, OnLeaseExpiry, OnLoss
 from atoll.domain.tenancy import key_digest
 from atoll.drivers.port import Mark
+from atoll.store import moments, sending
 from atoll.testing.sim import verdict
 from atoll.testing.sim.checks import Ledger, Violated
 from atoll.testing.sim.clients import CANARY, KEY, Clients
@@ -47,6 +48,7 @@ from atoll.testing.sim.fate import Fate
 from atoll.testing.sim.handle import Ear, Handle, SharedHandle
 from atoll.testing.sim.loop import VirtualLoop
 from atoll.testing.sim.machine import SimDriver, SimGuests, SimJournal, SimMachine
+from atoll.testing.sim.moments import Shelf, SimMoments
 from atoll.testing.sim.network import Line, Replica, SimTransport
 from atoll.testing.sim.process import Process
 from atoll.testing.sim.scenario import Scenario
@@ -146,6 +148,7 @@ class World:
         self.history = verdict.History()
         self.database = Database(on_statement=self._overhear, shared=scenario.replicas > 1)
         self.hosts: list[Host] = []
+        self.shelf = Shelf()
         skews = [*scenario.skews_s, *([0.0] * (scenario.replicas + scenario.hosts))]
         self.seats = [Seat(n, MachineClock(loop.time, skew_s=skews[n], up_since_s=5000.0 + 1000.0 * n)) for n in range(scenario.replicas)]
         self.host_skews = skews[scenario.replicas :]
@@ -259,6 +262,7 @@ class World:
             on_lease_expiry=OnLeaseExpiry(self.scenario.on_lease_expiry),
             on_exit=OnExit(self.scenario.on_exit),
             on_loss=OnLoss(self.scenario.on_loss),
+            local_s=self.scenario.local_s,
         )
         return ControlSettings(
             database=self.directory / "none",
@@ -269,6 +273,7 @@ class World:
             version="sim",
             boot_id="seat",
             api=False,
+            moments=self.scenario.stored,
             deployment=Deployment(classes={**DEFAULT_CLASSES, CLASS: policy}),
         )
 
@@ -319,6 +324,7 @@ class World:
         clock = MachineClock(self.loop.time, skew_s=self.host_skews[number], up_since_s=1000.0 * (number + 1))
         host = Host(name, number, Line(answered_at=clock.boot()), await self.enrol(name), directory, clock)
         host.things.looked = lambda _verb: verdict.looked(self, host)
+        host.things.remembers = self.history.remember
         self.hosts.append(host)
 
     async def enrol(self, name: str) -> Identity:
@@ -384,6 +390,7 @@ class World:
             guests=guests,
             alarm=lambda: LoopAlarm(host.clock),
             journal=lambda: self._journal(host, process, config.journal_path),
+            moments=SimMoments(self.shelf, process, self.dice(f"{part}/moments")) if self.scenario.stored else None,
         )
 
     def _journal(self, host: Host, process: Process, path: Path) -> SimJournal:
@@ -448,6 +455,12 @@ class World:
             await asyncio.sleep(5.0)
             with self.watched():
                 verdict.nothing_is_kept_too_long(self)
+            self.collect()
+
+    def collect(self) -> None:
+        """As control does now and then: what nobody needs of the artifact store goes."""
+        conn = self.database.conn
+        self.shelf.collect(moments.needed(conn), sending.held(conn, self.shelf.names()), now=self.loop.time())
 
     async def until(self, condition: Callable[[], Any], within_s: float, what: str) -> None:
         try:

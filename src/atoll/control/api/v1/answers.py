@@ -9,6 +9,7 @@ from atoll.control.operations import AlertRecord, AuditRecord
 from atoll.control.service import Caller, CheckedConfig, ConfigView, EventRecord, HostView, ReplicaView, Service, UsagePoint, Why
 from atoll.domain.deployment import ClientLimits, Rate, TeamLimits
 from atoll.domain.inventory import Inventory, Registered, conditions
+from atoll.domain.moment import Moment
 from atoll.domain.sandbox import TERMINAL, Sandbox
 from atoll.domain.spec import Isolation
 from atoll.domain.template import Template
@@ -67,6 +68,7 @@ def sandbox(
         "startedAt": timestamp(one.started_at),
         "endAt": timestamp(one.end_at),
         "saveMode": one.save_mode.value if one.save_mode is not None else None,
+        "stored": stored(one.moment),
         "releaseRequestedAt": timestamp(one.release_requested_at),
         "releasedAt": timestamp(one.released_at),
         "placement": {"id": one.placement_id, "hostId": one.host_id} if placed else None,
@@ -75,6 +77,11 @@ def sandbox(
         "trafficToken": traffic_token,
         "usage": usage(one, used) if used is not None else None,
     }
+
+
+def stored(one: Moment | None) -> Json | None:
+    """What the artifact store has."""
+    return {"moment": one.digest, "bytes": one.size} if one is not None else None
 
 
 def machine(isolation: Isolation, isolated_by: str | None) -> Json:

@@ -224,6 +224,13 @@ class Placement(Outgoing):
     host_id: str
 
 
+class Stored(Outgoing):
+    """What the artifact store has of it, by which any host that fits can go on. `bytes`: what that takes of the store."""
+
+    moment: str
+    bytes: int
+
+
 class Machine(Outgoing):
     """What a sandbox runs on."""
 
@@ -275,9 +282,10 @@ class Sandbox(Outgoing):
     started_at: str | None
     end_at: Annotated[str | None, Field(description="null while it is at rest: it does not end then.")]
     save_mode: Annotated[SaveMode | None, Field(description="What of it was saved last.")]
+    stored: Annotated[Stored | None, Field(description="What is saved of it, once that is in the artifact store.")]
     release_requested_at: str | None
     released_at: str | None
-    placement: Placement | None
+    placement: Annotated[Placement | None, Field(description="null while it rests in the artifact store alone, or waits for a host.")]
     domain: str
     access_token: str | None
     traffic_token: str | None

@@ -19,7 +19,7 @@ from atoll.control.api.v1.paging import Cursor, Limit
 from atoll.control.api.v1.sandboxes import SandboxPath, about
 from atoll.control.service import Service
 from atoll.domain.sandbox import Sandbox
-from atoll.domain.snapshot import Snapshot, State
+from atoll.domain.snapshot import Copy, Snapshot, State
 from atoll.domain.spec import Isolation, SaveMode
 
 Reference = Annotated[str, Path(max_length=256, description="Id of a snapshot, or its `name[:tag]`: the newest of that")]
@@ -45,7 +45,7 @@ class NewFork(Incoming):
 
 
 class SnapshotView(Outgoing):
-    """A snapshot. `bytes`: what it takes of its host's disk."""
+    """A snapshot. `bytes`: what it takes of its host's disk. `localCopy`: whether that host still has it, once it is in the artifact store."""
 
     id: str
     revision: int
@@ -60,6 +60,8 @@ class SnapshotView(Outgoing):
     size: Size
     template: models.TemplateRef
     bytes: int
+    stored: models.Stored | None
+    local_copy: Copy
     created_at: str
     taken_at: str | None
 
@@ -171,6 +173,8 @@ def answer(one: Snapshot) -> dict[str, Any]:
         "size": {"cpuMillis": spec.cpu_millis, "memoryMib": spec.memory_mib, "diskMib": spec.disk_mib},
         "template": {"id": spec.template_id, "name": spec.image_name},
         "bytes": one.size_bytes,
+        "stored": answers.stored(one.moment),
+        "localCopy": one.copy.value,
         "createdAt": answers.timestamp(one.created_at),
         "takenAt": answers.timestamp(one.taken_at),
     }

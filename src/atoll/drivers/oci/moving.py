@@ -1,0 +1,194 @@
+"""The `oci` driver's verbs for what is saved or kept here and gone on from elsewhere; mixed into the driver.
+
+Theory of operation. What is packed is first had on the disk: an upload must not outlive what it was made of. What comes is fetched into a
+directory beside the placements, which nobody looks into, gets the list that a save has, and becomes one by a rename, as every save does. So
+`restore` and `start` go on from it as from what was saved here: with this host's slot and address, which cut the guest's old connections.
+Memory is what a runtime of one version has written on one kind of processor; a host that has another says so before anything is fetched.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from atoll.base.errors import Code, Refused
+from atoll.domain.spec import SaveMode
+from atoll.drivers.oci import ending, saves
+from atoll.drivers.oci import record as records
+from atoll.drivers.oci.keeping import Keeping
+from atoll.drivers.oci.record import Record
+from atoll.drivers.port import Capabilities, MomentFacts, Order, PackList
+
+INBOX: Final = ".inbox"
+"""Beside the placements' directories: what is being fetched."""
+CPUINFO: Final = Path("/proc/cpuinfo")
+DRIVER: Final = "oci"
+NAMED: Final = ("named", "1")
+NO_SLOT: Final = -1
+VERSION_S: Final = 10.0
+_INSTRUCTIONS: Final = re.compile(
+    r"ssse3|sse\w*|pni|avx\w*|amx_\w+|aes|vaes|vpclmulqdq|pclmulqdq|sha_ni|sha512|sm[34]|gfni|fma|f16c|bmi[12]|abm|movbe|popcnt|adx|rdrand|rdseed|"
+    r"fsgsbase|erms|fsrm|cx16|cx8|cmov|clflush\w*|clwb|cldemote|movdiri|movdir64b|rtm|hle|xsave\w*|pku|ospke|rdpid|rdtscp|serialize|waitpkg|"
+    r"asimd\w*|sve\w*|sha[123]|pmull|crc32|atomics|lrcpc|dcpop|fphp|i8mm|bf16"
+)
+"""Flags of /proc/cpuinfo that a program may have found and relies on; others are of how the kernel or a hypervisor runs the machine."""
+
+
+class Moving(Keeping):
+    """`Driver.pack_list`, `inbox`, `kinds`, `suits`, `receive`."""
+
+    _capabilities: Capabilities
+    _version: str | None = None
+
+    async def pack_list(self, name: str) -> PackList:
+        if not self._capabilities.portable:
+            raise Refused(Code.NOT_SUPPORTED, f"what {self._capabilities.name} saves stays on its host")
+        return await self._blocking(lambda: self._pack_list(name))
+
+    def _pack_list(self, name: str) -> PackList:
+        directory, place = self._view.directory(name), self._kept(name)
+        if saves.exists(directory):
+            save, disk = saves.read(directory / saves.SAVED), self._disk_of(name)
+        elif (place / saves.LIST).exists():
+            save, disk = saves.read(place), None
+        else:
+            raise Refused(Code.PLACEMENT_LOST, f"nothing is saved or kept as {name}")
+        if save.runtime != str(self._config.runtime):
+            raise Refused(Code.PLACEMENT_LOST, f"{name} is {save.runtime or 'an earlier release'}'s")
+        if save.received and disk is None and place == save.directory:
+            raise Refused(Code.ILLEGAL_STATE, f"{name} came from the store")
+        saves.make_durable(save, disk)
+        self._step("durable")
+        if disk is not None:
+            return PackList(self._facts_of(save), directory, (disk.name,), disk.stat().st_blocks * 512)
+        return PackList(self._facts_of(save), save.directory, tuple(sorted(save.files)), save.size_bytes)
+
+    def _facts_of(self, save: saves.Save) -> MomentFacts:
+        mine = self._capabilities
+        return MomentFacts(
+            driver=DRIVER,
+            isolation=mine.isolation,
+            arch=mine.arch,
+            mode=save.mode,
+            image=save.image,
+            runtime=self._runtime_version(),
+            cpu=_instructions() if save.mode is SaveMode.FULL else (),
+            notes=(NAMED,) if save.named else (),
+        )
+
+    def _runtime_version(self) -> str:
+        """What writes memory and files here; empty where what is saved is a disk that any version mounts. Blocking, once."""
+        if self._runtime.disk_file is not None:
+            return ""
+        if self._version is None:
+            command = [str(self._runtime.binary), "--version"]
+            try:
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=VERSION_S, check=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise Refused(Code.RUNTIME_MISSING, f"{command[0]} does not say its version: {type(error).__name__}") from error
+            self._version = done.stdout.partition("\n")[0].replace(" version ", " ").strip()[:128]
+        return self._version
+
+    def inbox(self, name: str) -> Path:
+        return self._config.state_dir / INBOX / self._kept(name).name
+
+    def _clear_inbox(self) -> None:
+        """What an earlier run has fetched, and not handed over, goes. Blocking; nothing is fetched before all drivers are open."""
+        shutil.rmtree(self._config.state_dir / INBOX, ignore_errors=True)
+        (self._config.state_dir / INBOX).mkdir(exist_ok=True, mode=0o700)
+
+    def _remove_directory(self, placement_id: str) -> None:
+        """Its directory, and what is fetched for it: a fetch that is under way finds no place then. Blocking. *Errors*: as `ending`."""
+        inbox = self._config.state_dir / INBOX / placement_id
+        for path in (inbox, *inbox.parent.glob(f"{placement_id}.partial-*")):
+            shutil.rmtree(path, ignore_errors=True)
+        ending.remove_directory(self._view, placement_id)
+
+    async def kinds(self) -> Sequence[str]:
+        if not self._capabilities.portable:
+            return []
+        version = await self._blocking(self._runtime_version)
+        return [MomentFacts(DRIVER, self._capabilities.isolation, self._capabilities.arch, SaveMode.FULL, "", runtime=version).kind]
+
+    async def suits(self, facts: MomentFacts) -> None:
+        kinds = await self.kinds()
+        if facts.kind not in kinds:
+            raise Refused(
+                Code.MOMENT_UNSUITABLE, f"it was saved by {facts.kind}, and this host goes on from {', '.join(kinds) or 'nothing'}"
+            )
+        lacking = set(facts.cpu) - set(await self._blocking(_instructions))
+        if lacking:
+            raise Refused(Code.MOMENT_UNSUITABLE, f"its memory relies on what this processor has not: {', '.join(sorted(lacking)[:10])}")
+
+    async def receive(self, order: Order, facts: MomentFacts, directory: Path, *, snapshot_id: str | None = None) -> None:
+        await self.suits(facts)
+        if facts.image != order.spec.image:
+            raise Refused(Code.MOMENT_CORRUPT, f"it was saved above image {facts.image}, and the order names {order.spec.image}")
+        place = self._view.directory(order.placement_id) / saves.SAVED if snapshot_id is None else self._kept(snapshot_id)
+        save = saves.Save(place, facts.mode, {}, 0, NAMED in facts.notes, facts.image, str(self._config.runtime))
+        if snapshot_id is not None:
+            await self._blocking(lambda: self._take_in(directory, save))
+            return
+        async with self._lock(order.placement_id):
+            found = await self._look(order.placement_id)
+            if found.guest is None and not found.saved:
+                await self._blocking(lambda: self._receive(order, directory, save))
+                self._step("received")
+
+    def _receive(self, order: Order, directory: Path, save: saves.Save) -> None:
+        """Blocking. The record comes first: what is there is this host's, whatever becomes of this process."""
+        own = self._view.directory(order.placement_id)
+        try:
+            own.mkdir(exist_ok=True, mode=0o700)
+            records.write(own, self._slotless(order))
+            self._step("receiving")
+            if (disk := self._disk_of(order.placement_id)) is not None:
+                (directory / disk.name).replace(disk)
+                # Whatever became of it on its way, and before: it is looked through before it is used.
+                self._runtime.distrust(own)
+                (directory / "fetched").write_text(f"{disk.name} came from the artifact store\n")
+        except OSError as error:
+            raise self._not_taken(error) from error
+        self._step("disk received")
+        self._take_in(directory, save)
+
+    def _take_in(self, directory: Path, save: saves.Save) -> None:
+        if (save.directory / saves.LIST).exists():
+            return
+        try:
+            saves.take_in(directory, save)
+        except OSError as error:
+            raise self._not_taken(error) from error
+
+    def _not_taken(self, error: OSError) -> Refused:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir} is full: {error}")
+        return Refused(Code.MOMENT_CORRUPT, f"what was fetched cannot be put in place: {error}")
+
+    def _slotless(self, order: Order) -> Record:
+        """Whose directory it is, before it has a slot: the next `prepare` writes the whole."""
+        mark = self._config.mark
+        return Record(
+            install_id=mark.install_id,
+            host_id=mark.host_id,
+            placement_id=order.placement_id,
+            sandbox_id=order.sandbox_id,
+            generation=order.generation,
+            runtime=str(self._config.runtime),
+            slot=NO_SLOT,
+            address="",
+            image=order.spec.image,
+        )
+
+
+def _instructions() -> tuple[str, ...]:
+    for line in CPUINFO.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return tuple(sorted({flag for flag in value.split() if _INSTRUCTIONS.fullmatch(flag)}))
+    return ()

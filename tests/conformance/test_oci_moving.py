@@ -1,0 +1,239 @@
+"""What one host has saved goes on at another: two drivers with slots, directories and marks of their own, and a store between them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.agent.moments import CarriedMoments, Stored
+from atoll.base.errors import Code, Refused
+from atoll.base.ids import Prefix, new_id
+from atoll.domain.spec import Isolation, Origin, SaveMode
+from atoll.drivers.oci import moving, saves
+from atoll.drivers.oci.config import RuntimeKind
+from atoll.drivers.oci.driver import no_step
+from atoll.drivers.port import Order, PackList, Power
+from atoll.images.moments import MomentCarrier
+from atoll.testing.conformance.oci_stand import OciStand, missing
+from atoll.testing.conformance.saving import COUNTER
+from atoll.testing.conformance.stand import refusal, shell
+from tests.conformance.conftest import BINARIES, CACHE
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Pair:
+    """Two hosts: what is saved at `one` goes on at `other`."""
+
+    def __init__(self, kind: RuntimeKind, path: Path) -> None:
+        self.steps: dict[str, BaseException] = {}
+        self.one = OciStand(kind, path / "one", binaries=BINARIES, cache=CACHE)
+        self.other = OciStand(kind, path / "other", binaries=BINARIES, cache=CACHE, on_step=self._step)
+        self.other.key = self.one.key
+        self.folder = path / "store"
+        self.folder.mkdir()
+        carrier = MomentCarrier(BINARIES / "atoll-io", lambda: {"folder": str(self.folder)})
+        self.store = CarriedMoments(carrier, path / "work")
+
+    def _step(self, name: str) -> None:
+        if name in self.steps:
+            raise self.steps.pop(name)
+        no_step(name)
+
+    async def send(self, name: str) -> tuple[Stored, PackList]:
+        what = await self.one.driver.pack_list(name)
+        return await self.store.upload(name, what), what
+
+    async def bring(self, order: Order, digest: str, snapshot_id: str | None = None) -> None:
+        facts = await self.store.facts(digest)
+        await self.other.driver.suits(facts)
+        inbox = self.other.driver.inbox(snapshot_id or order.placement_id)
+        await self.store.fetch(digest, inbox)
+        await self.other.driver.receive(order, facts, inbox, snapshot_id=snapshot_id)
+        assert not inbox.exists()
+
+
+@contextlib.asynccontextmanager
+async def pair_of(kind: RuntimeKind, path: Path) -> AsyncIterator[Pair]:
+    if lack := missing(kind, BINARIES, CACHE):
+        pytest.skip(f"needs {lack}")
+    for name in ("one", "other"):
+        (path / name).mkdir()
+    pair = Pair(kind, path)
+    while pair.other._subnet == pair.one._subnet:  # by chance
+        pair.other = OciStand(kind, path / "other", binaries=BINARIES, cache=CACHE, on_step=pair._step)
+        pair.other.key = pair.one.key
+    await pair.one.open()
+    await pair.other.open()
+    try:
+        yield pair
+    finally:
+        await pair.one.close()
+        await pair.other.close()
+
+
+@pytest.fixture(params=[RuntimeKind.RUNSC, RuntimeKind.CRUN], ids=str)
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+    async with pair_of(request.param, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def gvisor(tmp_path: Path) -> AsyncIterator[Pair]:
+    async with pair_of(RuntimeKind.RUNSC, tmp_path) as made:
+        yield made
+
+
+def moved(order: Order, *, generation: int = 1) -> Order:
+    """The same sandbox's next placement."""
+    return replace(
+        order, placement_id=new_id(Prefix.PLACEMENT, os.urandom), generation=order.generation + generation, nonce=os.urandom(12).hex()
+    )
+
+
+async def test_a_sandbox_goes_on_at_another_host(pair: Pair) -> None:
+    one, other = pair.one, pair.other
+    order = one.order()
+    seen = await one.driver.start(order)
+    guest = await one.guest(order, seen)
+    await shell(guest, f"({COUNTER}) >/dev/null 2>&1 & head -c 8000000 /dev/urandom >/kept; sync")
+    before = (await shell(guest, "md5sum /kept; cat /proc/sys/kernel/random/boot_id; tail -n 1 /count")).out.split()
+    saved = await one.driver.save(order, SaveMode.FULL)
+    stored, what = await pair.send(order.placement_id)
+    assert what.size_bytes > 0
+    assert what.facts.kind in await other.driver.kinds()
+    await one.driver.remove(order.placement_id)
+    assert not one.traces(order), "its host has given it up"
+
+    there = moved(order)
+    await pair.bring(there, stored.digest)
+    assert (await other.driver.inspect(there.placement_id)).power is Power.SAVED
+    back = await other.driver.restore(there)
+    assert back.address != seen.address, "another host, another slot"
+    guest = await other.guest(there, back)
+    await other.driver.discard(there.placement_id)
+    after = (await shell(guest, "md5sum /kept; cat /proc/sys/kernel/random/boot_id; tail -n 1 /count")).out.split()
+    assert after[0] == before[0], "not a byte is another"
+    if saved.mode is SaveMode.FULL:
+        await asyncio.sleep(0.3)
+        later = (await shell(guest, "tail -n 1 /count")).out
+        assert after[2] == before[2], "it was not booted anew"
+        assert int(before[3]) <= int(after[3]) < int(later), "what counted goes on where it was"
+    # And from there on to the first one again, with what it has written since.
+    await shell(guest, "echo since >/since; sync")
+    await other.driver.save(there, SaveMode.FULL)
+    second = await pair.store.upload(there.placement_id, await other.driver.pack_list(there.placement_id), bases=[stored.digest])
+    await other.driver.remove(there.placement_id)
+    assert not other.traces(there)
+    pair.one, pair.other = other, one
+    home = moved(there)
+    await pair.bring(home, second.digest)
+    guest = await one.guest(home, await one.driver.restore(home))
+    assert (await shell(guest, "cat /since; md5sum /kept")).out.split()[:2] == ["since", before[0]]
+    await one.driver.remove(home.placement_id)
+    assert not one.traces(home)
+
+
+async def test_a_snapshot_begins_others_at_another_host(pair: Pair) -> None:
+    one, other = pair.one, pair.other
+    order = one.order()
+    guest = await one.guest(order, await one.driver.start(order))
+    await shell(guest, "echo kept >/kept; sync")
+    name = new_id(Prefix.SNAPSHOT, os.urandom)
+    mode = (await one.driver.snapshot(order, name, SaveMode.FULL)).mode
+    stored, _ = await pair.send(name)
+    await one.driver.drop(name)
+    await one.driver.remove(order.placement_id)
+
+    clone = other.order(origin=Origin(name, mode))
+    await pair.bring(clone, stored.digest, name)
+    assert name in await other.driver.snapshots()
+    guest = await other.guest(clone, await other.driver.start(clone))
+    assert (await shell(guest, "cat /kept")).out == "kept\n"
+    assert (await refusal(other.driver.pack_list(name))).code is Code.ILLEGAL_STATE, "it is in the store already"
+    await other.driver.remove(clone.placement_id)
+    await other.driver.drop(name)
+    assert await other.driver.snapshots() == []
+
+
+async def test_what_is_cut_off_on_its_way_begins_nothing(pair: Pair) -> None:
+    one, other = pair.one, pair.other
+    order = one.order()
+    guest = await one.guest(order, await one.driver.start(order))
+    await shell(guest, "echo kept >/kept; sync")
+    await one.driver.save(order, SaveMode.FULL)
+    stored, _ = await pair.send(order.placement_id)
+    there = moved(order)
+    for step in ("receiving", "disk received", "received"):
+        pair.steps = {step: KeyboardInterrupt(step)}
+        with pytest.raises(KeyboardInterrupt):
+            await pair.bring(there, stored.digest)
+        await other.reopen()
+        found = await other.driver.adopt(there.placement_id)
+        assert found.power in ((Power.SAVED,) if step == "received" else (Power.PREPARED,)), step
+        assert [held.placement_id for held in await other.driver.held()] == [there.placement_id], "it is known whose it is"
+        if step == "receiving":
+            assert (await refusal(other.driver.restore(there))).code is Code.RESUME_FAILED
+        assert not any((other.config.state_dir / moving.INBOX).iterdir())
+    guest = await other.guest(there, await other.driver.restore(there))
+    assert (await shell(guest, "cat /kept")).out == "kept\n"
+    await other.driver.remove(there.placement_id)
+    assert not other.traces(there)
+    # One that never comes is removed like any other.
+    pair.steps = {"receiving": KeyboardInterrupt("receiving")}
+    with pytest.raises(KeyboardInterrupt):
+        await pair.bring(there, stored.digest)
+    await other.driver.remove(there.placement_id)
+    assert not other.traces(there)
+
+
+async def test_a_host_that_cannot_go_on_from_it_says_so(gvisor: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = gvisor.one, gvisor.other
+    order = one.order()
+    await one.guest(order, await one.driver.start(order))
+    await one.driver.save(order, SaveMode.FULL)
+    stored, what = await gvisor.send(order.placement_id)
+    assert "sse2" in what.facts.cpu or what.facts.arch != "x86_64"
+    assert what.facts.runtime.startswith("runsc ")
+    for facts in (
+        replace(what.facts, runtime="runsc release-20200101.0"),
+        replace(what.facts, isolation=Isolation.SHARED_KERNEL),
+        replace(what.facts, arch="riscv64"),
+        replace(what.facts, cpu=(*what.facts.cpu, "avx1024")),
+    ):
+        assert (await refusal(other.driver.suits(facts))).code is Code.MOMENT_UNSUITABLE
+    there = moved(order)
+    inbox = other.driver.inbox(there.placement_id)
+    await gvisor.store.fetch(stored.digest, inbox)
+    another = replace(what.facts, image="sha256:" + "0" * 64)
+    assert (await refusal(other.driver.receive(there, another, inbox))).code is Code.MOMENT_CORRUPT
+    assert (await other.driver.inspect(there.placement_id)).power is Power.ABSENT
+    monkeypatch.setattr(moving, "_instructions", lambda: ("sse2",))
+    assert (await refusal(gvisor.bring(there, stored.digest))).code is Code.MOMENT_UNSUITABLE
+
+
+async def test_a_save_that_was_not_on_the_disk_is_none_after_the_host_lost_power(
+    gvisor: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = gvisor.one
+    order = one.order()
+    await one.guest(order, await one.driver.start(order))
+    await one.driver.save(order, SaveMode.FULL)
+    await one.driver.pack_list(order.placement_id)
+    place = one.config.state_dir / order.placement_id / saves.SAVED
+    assert (place / saves.DURABLE).exists(), "what is sent was on the disk before"
+    another_boot = tmp_path / "boot_id"
+    another_boot.write_text("another\n")
+    monkeypatch.setattr(saves, "BOOT_ID", another_boot)
+    assert saves.read(place).mode is SaveMode.FULL
+    (place / saves.DURABLE).unlink()
+    with pytest.raises(Refused) as told:
+        saves.read(place)
+    assert told.value.code is Code.RESUME_FAILED
+    assert (await refusal(one.driver.pack_list(order.placement_id))).code is Code.RESUME_FAILED
