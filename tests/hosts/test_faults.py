@@ -208,7 +208,8 @@ def chaotic(rig: Rig, *, seconds: float, seed: int) -> None:
     load = chaos(rig, seconds=seconds, seed=seed)
     settled(rig, load)
     assert load.created
-    for sandbox_id in sorted(load.created - load.ended):
+    # Also those whose create was heard, and its answer lost.
+    for sandbox_id in sorted((load.created - load.ended) | set(rig.living())):
         load.end(sandbox_id)
     settled(rig, load)
     assert sum(len(machine.held()) for machine in rig.machines) == 0
