@@ -173,8 +173,9 @@ class FakeDriver:
             self._prepare(order)
             placement = self.machine.placements[order.placement_id]
             placement.power, placement.reason = Power.RUNNING, None
-            if (origin := order.spec.origin) is not None and origin.snapshot_id in self.machine.kept:
-                placement.memory = self.machine.kept[origin.snapshot_id].memory
+            origin = order.spec.origin
+            kept = self.machine.kept.get(origin.snapshot_id) if origin is not None else None
+            placement.memory = "" if kept is None else kept.memory
             placement.console += b"fake guest started\n"
             self.machine.changed(order.placement_id)
         self._watched.add(order.placement_id)

@@ -72,6 +72,8 @@ class Ledger:
     def taken_back(self, rows: Sequence[Change]) -> None:
         """The store is what it was some time ago."""
         self.sandboxes, self.placements, self.hosts, self.snapshots, self.events = {}, {}, {}, {}, 0
+        # By what is on record now, their sandboxes are on them.
+        self.left.clear()
         for change in rows:
             if change.table == "events":
                 self.events = max(self.events, change.row["seq"])

@@ -187,11 +187,15 @@ def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None
         if init.env.get("SECRET") != f"{CANARY}-{given}" and row["request_id"] is not None and not forgotten:
             raise Violated(f"{record.placement_id} was given the environment of another")
         again = world.scenario.on_exit == "restart" and record.placement_id in world.history.ended
-        _remembers(world, record, row)
+        if again:
+            # Begun once more from nothing, or from what it began with: its class says so.
+            world.history.known.pop(record.sandbox_id, None)
+        own = _remembers(world, record, row)
         begins = record.blueprint.moment is None
         if begins and row["started_at"] is not None and record.placement_id not in world.history.was_ready:
             raise Violated(f"{record.sandbox_id} was ready once, and is begun anew as {record.placement_id}")
-        back = record.observed in (Observed.SAVED, Observed.SAVING, Observed.RUNNING, Observed.FROZEN, Observed.ERROR)
+        # Of an agent that has lost its database, what the guest remembers says that it was brought back.
+        back = record.observed in (Observed.SAVED, Observed.SAVING, Observed.RUNNING, Observed.FROZEN, Observed.ERROR) or own
         if record.placement_id in world.history.was_ready and not again and not back:
             raise Violated(f"{record.placement_id} was ready, and another guest is begun in its place")
 
@@ -250,18 +254,19 @@ def _believed(world: World, after: Row) -> None:
         known[after["sandbox_id"]] = max(known.get(after["sandbox_id"], 0), int(thing.memory.split()[1]))
 
 
-def _remembers(world: World, record: Record, row: Row) -> None:
-    """A guest of a sandbox that has lived before comes back with its newest save. *Errors*: Violated."""
+def _remembers(world: World, record: Record, row: Row) -> bool:
+    """A guest of a sandbox that has lived before comes back with its newest save. *Errors*: Violated. Whether it remembers its sandbox."""
     thing = next(
         (host.things.placements[record.placement_id] for host in world.hosts if record.placement_id in host.things.placements), None
     )
-    least = world.history.known.get(record.sandbox_id, 0)
-    if thing is None or world.history.taken_back or row["started_at"] is None:
-        return
+    if thing is None:
+        return False
     whose, _, count = thing.memory.partition(" ")
-    has = int(count) if whose == record.sandbox_id else 0
-    if has < least:
+    own, least = whose == record.sandbox_id, world.history.known.get(record.sandbox_id, 0)
+    has = int(count) if own else 0
+    if has < least and not world.history.taken_back and row["started_at"] is not None:
         raise Violated(f"{record.sandbox_id} comes back as {record.placement_id} with memory {has}, and had {least}")
+    return own
 
 
 def _begun(world: World, after: Row) -> None:
