@@ -261,7 +261,7 @@ async def test_a_program_that_is_killed_at_any_pack_goes_on_with_the_next(stand:
     stand.slow = asyncio.Event()
     sending = asyncio.create_task(stand.of("here").upload(mine, what))
     async with asyncio.timeout(60):
-        while len(stand.puts) < 2:
+        while len(stand.puts) < 2 or await stand.artifacts.head(f"packs/sha256/{stand.puts[0]}") is None:
             await asyncio.sleep(0.02)
     began = time.monotonic()
     sending.cancel()
