@@ -62,6 +62,8 @@ class Promise:
     """When its end was moved last."""
     given: str | None = None
     """Of a clone: whose environment it has, by the request that brought it."""
+    parents: tuple[str, ...] = ()
+    """Of a clone: the sandbox that it was made of, what that was made of, and so on."""
 
 
 @dataclass(slots=True)
@@ -240,7 +242,8 @@ class Clients:
         if parent.sandbox_id is None:
             return
         sandbox_id, begun = parent.sandbox_id, self.true_s()
-        clones = [Promise(f"{name}#{number}", timeout_s, given=parent.given or parent.request_id) for number in range(2)]
+        given, parents = parent.given or parent.request_id, (sandbox_id, *parent.parents)
+        clones = [Promise(f"{name}#{number}", timeout_s, given=given, parents=parents) for number in range(2)]
         for one in clones:
             one.latest = self.true_s() + 900.0 + timeout_s
             self.book.by_request[one.request_id] = one
