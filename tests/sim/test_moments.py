@@ -98,6 +98,9 @@ async def test_what_is_saved_leaves_its_host_and_comes_back_on_another(world: Wo
         command = next(c for c in reversed(other.commands) if c.kind is Kind.ENSURE_RUNNING)
         assert (command.moment, command.save_mode, command.generation, command.timeout_s) == (DIGEST, "full", 2, 100)
         assert (command.hostname, command.carried_out) == (sandbox_id, False)
+    # What it came back from is the past now, and the command is the same all the same: another word would be a conflict.
+    again = next(c for c in (await other.next_run().poll(holds={})).commands if c.sandbox_id == sandbox_id)
+    assert (again.id, again.digest, again.moment, again.carried_out) == (command.id, command.digest, None, True)
     history = await world.history(sandbox_id)
     assert [one for one in history if one in ("sandbox.uploaded", "sandbox.host_left", "placement.gone", "sandbox.resumed")] == [
         "sandbox.uploaded", "sandbox.host_left", "placement.gone", "sandbox.resumed",

@@ -88,9 +88,6 @@ class Orders:
             }
             if placement.origin_moment is not None and sandbox.spec.origin is not None:
                 content["spec"] = {**content["spec"], "origin": {**content["spec"]["origin"], "moment": placement.origin_moment}}
-        if placement.desired is Kind.ENSURE_RUNNING and placement.moment is not None and sandbox.moment is not None:
-            # Only as long as nothing newer can be known: a guest that was seen ready makes it the past.
-            content |= {"moment": placement.moment} if placement.moment == sandbox.moment.digest else {}
         if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == RESUMED and sandbox.save_mode is not None:
             content["save_mode"] = sandbox.save_mode.value
         if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == CLAIMED:
@@ -100,6 +97,9 @@ class Orders:
             # Another reason than a mode: it is to stay as it was, and what is saved of it already says what that is.
             content |= {"save_mode": mode if mode in _MODES else SaveMode.FULL.value, "strict": strict == "strict"}
         beside = {"digest": digest(content), "epoch": epoch, "carried_out": placement.applied_revision >= placement.desired_revision}
+        if placement.desired is Kind.ENSURE_RUNNING and placement.moment is not None and sandbox.moment is not None:
+            # Only as long as nothing newer can be known: a guest that was seen ready makes it the past.
+            beside |= {"moment": placement.moment} if placement.moment == sandbox.moment.digest else {}
         return wire.Command.model_validate({**content, **beside}), payload
 
     def guest_token(self, placement: Placement) -> str:

@@ -331,7 +331,8 @@ class Command(Message):
     counts from then."""
     carried_out: bool = False
     """Control has seen it carried out: an agent that does not know it has lost its memory, and takes the guest over or says that it is
-    lost, but begins no other in its place. Not part of the digest: it is about control's knowledge, not about what is wanted."""
+    lost, but begins no other in its place. Not part of the digest, as `moment` is not: it is about control's knowledge, not about what is
+    wanted."""
 
 
 class End(Message):
