@@ -7,7 +7,7 @@ really runs. Each promise is one function that raises `Violated`. What must hold
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -199,12 +199,15 @@ _CHECKS: Final = {
 }
 
 
-def machines_agree(ledger: Ledger, things: Mapping[str, SimMachine]) -> None:
-    """No sandbox runs twice, and what has ended runs nowhere. *Errors*: Violated."""
+def machines_agree(ledger: Ledger, things: Mapping[str, SimMachine], *, fenced: Collection[str] = ()) -> None:
+    """No sandbox runs twice, and what has ended runs nowhere. *Errors*: Violated.
+
+    `fenced`: machines whose agents may not have heard of it. What had no lease any more and could not be saved stands still there.
+    """
     running: dict[str, str] = {}
     for host, machine in things.items():
         for placement_id, thing in machine.placements.items():
-            if thing.power not in (Power.RUNNING, Power.FROZEN):
+            if thing.power is not Power.RUNNING and (thing.power is not Power.FROZEN or host in fenced):
                 continue
             sandbox_id = thing.order.sandbox_id
             if placement_id in ledger.left:

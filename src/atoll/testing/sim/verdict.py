@@ -84,7 +84,7 @@ class History:
 
 def committed(world: World, changes: Sequence[Change]) -> None:
     """One commit's changes, after the ledger has taken them. *Errors*: Violated."""
-    checks.machines_agree(world.ledger, _answerable(world))
+    checks.machines_agree(world.ledger, _answerable(world), fenced=[host.name for host in world.hosts if host.fenced])
     for change in changes:
         before, after = change.before, change.after
         if change.table == "placements" and after is not None:
@@ -155,7 +155,7 @@ def _answerable(world: World) -> dict[str, SimMachine]:
 def looked(world: World, host: Host) -> None:
     """A verb of a driver has done its work on this host."""
     with world.watched():
-        checks.machines_agree(world.ledger, _answerable(world))
+        checks.machines_agree(world.ledger, _answerable(world), fenced=[host.name for host in world.hosts if host.fenced])
         if host.name in _answerable(world):
             checks.started(world.ledger, host.things)
             if not world.history.taken_back and host.identity.host_id not in world.history.fenced:
