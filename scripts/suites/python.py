@@ -15,6 +15,8 @@ BIN: Final = Path(".venv") / "bin"
 NO_TESTS_COLLECTED: Final = 5
 AGAIN_MAX: Final = 6
 """Tests of one suite that may be run again alone; more failures than that are no accident of the machine."""
+PATIENCE_S: Final = 900
+"""How long one test may take that runs beside other suites."""
 
 
 def environment() -> dict[str, str]:
@@ -55,6 +57,9 @@ def tests(name: str, directories: Sequence[str], *, workers: str, full: bool, ag
     command = [str(BIN / "pytest"), *present, *selection, *spread, "-q", f"--junitxml={report}", "--durations=5", "--durations-min=5"]
     # What failed last is kept there: two suites beside each other would write over it.
     command += ["-o", f"cache_dir=.pytest_cache/{name}"]
+    if log is not None:
+        # Nobody's turn comes early at this priority; what hangs is still ended.
+        command += [f"--timeout={PATIENCE_S}"]
     matrices = {"ATOLL_TEST_MATRICES": "full" if full else "sampled"}
     ended = _run(command, environment() | matrices, log)
     counts = _read(report) if report.exists() else Counts()
