@@ -172,7 +172,7 @@ def test_an_agent_that_is_killed_on_the_way_loses_nothing(two: Rig, when: str) -
 
         resuming = threading.Thread(target=lambda: _resumed(guest))
         resuming.start()
-        until(lambda: any((second.home / "sandboxes" / ".inbox").iterdir()) or guest.view["state"] == "ready", within_s=30)
+        until(lambda: any((second.home / "sandboxes").glob(".inbox/*")) or guest.view["state"] == "ready", within_s=30)
         second.kill_agent()
         _end_programs("moment")
         second.start_agent()

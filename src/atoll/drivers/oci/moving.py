@@ -95,12 +95,13 @@ class Moving(Keeping):
         return self._version
 
     def inbox(self, name: str) -> Path:
-        return self._config.state_dir / INBOX / self._kept(name).name
+        root = self._config.state_dir / INBOX
+        root.mkdir(exist_ok=True, mode=0o700)
+        return root / self._kept(name).name
 
     def _clear_inbox(self) -> None:
         """What an earlier run has fetched, and not handed over, goes. Blocking; nothing is fetched before all drivers are open."""
         shutil.rmtree(self._config.state_dir / INBOX, ignore_errors=True)
-        (self._config.state_dir / INBOX).mkdir(exist_ok=True, mode=0o700)
 
     def _remove_directory(self, placement_id: str) -> None:
         """Its directory, and what is fetched for it: a fetch that is under way finds no place then. Blocking. *Errors*: as `ending`."""
