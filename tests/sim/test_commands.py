@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.domain import command as commands
 from atoll.domain.placement import Observed
+from atoll.domain.spec import LOCAL_S
 from atoll.wire import agent as wire
 from tests.sim.world import Agent, Refusal, World
 
@@ -49,9 +50,10 @@ async def test_the_digest_covers_all_but_epoch_and_itself(world: World, agent: A
     await world.accept(env={"A": "b"})
     command = await agent.wanted()
     # How it is saved is said only where it is to be, and a manifest only where there is one: earlier commands keep their digests.
-    content = command.model_dump(mode="json", exclude={"digest", "epoch", "carried_out", "save_mode", "strict"})
+    content = command.model_dump(mode="json", exclude={"digest", "epoch", "carried_out", "save_mode", "strict", "moment", "claimed"})
     assert content["spec"].pop("manifest") == ""
     assert content["spec"].pop("origin") is None
+    assert content["spec"].pop("local_s") == LOCAL_S
     assert commands.digest(content) == command.digest
     for name in content:
         assert commands.digest({**content, name: "changed"}) != command.digest

@@ -216,7 +216,7 @@ MOVED = (Step(1.0, 0, Wish.CREATE, 600), Step(3.0, 0, Wish.SUSPEND), Step(12.0, 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_saved_goes_through_the_store_and_comes_back(seed: int) -> None:
-    steps = (*MOVED, Step(34.0, 0, Wish.RESUME, 600))
+    steps = (*MOVED, Step(40.0, 0, Wish.RESUME, 600))
     outcome = simulate(replace(CALM, seed=seed, hosts=2, stored=True, local_s=1.0, fate_s=60.0, steps=steps))
     assert outcome.error is None
     resting = [line for line in outcome.trace if "is suspended" in line]

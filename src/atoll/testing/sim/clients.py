@@ -40,6 +40,7 @@ _HOPELESS: Final = frozenset(
         Code.PLACEMENT_LOST, Code.LEASE_EXPIRED, Code.HOST_QUARANTINED, Code.RELEASE_REQUESTED, Code.END_REACHED, Code.INTERNAL,
         Code.CLEANUP_FAILED, Code.SANDBOX_NOT_FOUND, Code.STORE_RESTORED, Code.START_TIMEOUT, Code.IMAGE_TIMEOUT, Code.IMAGE_UNAVAILABLE,
         Code.BOOTSTRAP_DELIVERED, Code.SNAPSHOT_UNAVAILABLE, Code.SNAPSHOT_NOT_FOUND,
+        Code.MOMENT_CORRUPT, Code.MOMENT_UNAVAILABLE,
     }
 )  # fmt: skip
 """How a create may fail while things go wrong; each is checked by why its sandbox ended."""

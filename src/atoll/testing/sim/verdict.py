@@ -24,7 +24,7 @@ from atoll.testing.sim import checks
 from atoll.testing.sim.checks import Violated
 from atoll.testing.sim.clients import CANARY, Promise
 from atoll.testing.sim.machine import SimMachine, claims
-from atoll.testing.sim.scenario import Kind
+from atoll.testing.sim.scenario import MOMENTS, Kind
 from atoll.testing.sim.store import Change, Row
 from atoll.wire.guest import Init
 
@@ -365,6 +365,9 @@ _REASONS: Final[dict[str, Callable[[World, Row, Promise | None, Host | None], Wh
     Code.HOST_DISK_FULL: _after(Kind.DISK_FULL),
     # What a fork began from is not kept for later generations; what is kept goes with its machine.
     Code.SNAPSHOT_UNAVAILABLE: _after(*_ANY),
+    # Of one that was to begin from what the store holds.
+    Code.MOMENT_CORRUPT: _after(Kind.MOMENT_SPOILT),
+    Code.MOMENT_UNAVAILABLE: _after(*MOMENTS),
 }
 
 
