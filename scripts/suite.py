@@ -61,7 +61,7 @@ CHECK: Final = (
 )
 REST: Final = (
     Suite("go", lambda *_: golang.all_checks()),
-    _tests("store", "tests/store", "tests/objects", workers="auto"),
+    _tests("store", "tests/store", "tests/objects", workers="auto", again=True),
     _tests("agent", "tests/agent", workers="auto", again=True),
     # In virtual time, so that it may be slow.
     _tests("sim", "tests/sim", workers="auto", again=True, patient=True),
