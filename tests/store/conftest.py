@@ -80,3 +80,14 @@ def put(store: Store, ours: Team) -> Callable[..., object]:
 
 def count(conn: sa.Connection, table: sa.Table) -> int:
     return conn.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+
+@pytest.fixture
+async def replicas(server: Server) -> AsyncIterator[tuple[PostgresStore, PostgresStore]]:
+    """Two of one database, as of two control processes."""
+    url = await server.database()
+    both = (PostgresStore(url, dice=os.urandom), PostgresStore(url, dice=os.urandom))
+    await both[0].write(schema.migrate)
+    yield both
+    for store in both:
+        await store.close()

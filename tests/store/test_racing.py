@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -31,16 +30,6 @@ from tests.builders import NOW, fresh, host, placement, sandbox, spec, team
 from tests.store.server import Server
 
 RACERS = 100
-
-
-@pytest.fixture
-async def replicas(server: Server) -> AsyncIterator[tuple[PostgresStore, PostgresStore]]:
-    url = await server.database()
-    both = (PostgresStore(url, dice=os.urandom), PostgresStore(url, dice=os.urandom))
-    await both[0].write(schema.migrate)
-    yield both
-    for store in both:
-        await store.close()
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -16,28 +14,17 @@ from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.tenancy import Team
 from atoll.domain.warmth import OWN_CLIENT, OWN_TEAM, WarmPolicy
 from atoll.planning.claiming import pool_of
-from atoll.store import facts, hosts, payloads, rows, schema, tenancy, warmth
+from atoll.store import facts, hosts, payloads, rows, tenancy, warmth
 from atoll.store.payloads import Sealed
 from atoll.store.postgres import PostgresStore
 from atoll.store.tables import PLACEMENTS, SANDBOXES
 from tests.builders import NOW, fresh, host, placement, sandbox, spec, team
-from tests.store.server import Server
 
 RACERS = 100
 GUESTS = 7
 SPEC = spec()
 POOL = pool_of(SPEC)
 POLICY = WarmPolicy(TemplateId(SPEC.template_id), SPEC.class_name, SPEC.cpu_millis, SPEC.memory_mib, SPEC.disk_mib, GUESTS, updated_at=NOW)
-
-
-@pytest.fixture
-async def replicas(server: Server) -> AsyncIterator[tuple[PostgresStore, PostgresStore]]:
-    url = await server.database()
-    both = (PostgresStore(url, dice=os.urandom), PostgresStore(url, dice=os.urandom))
-    await both[0].write(schema.migrate)
-    yield both
-    for store in both:
-        await store.close()
 
 
 @pytest.fixture

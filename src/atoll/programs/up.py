@@ -55,14 +55,15 @@ def up(place: Layout, steps: Steps, *, with_demo: bool = True) -> Outcome:
     with steps.step("programs") as step:
         step.detail = _check_programs()
     with exclusive(place.home):
-        already = _is_well(place)
+        code = fingerprint()
+        already = _is_well(place, code)
         if already:
             config = instance.load(place)
             with steps.step("running already") as step:
                 step.detail = f"on {config.url}"
-            _renew(place, steps)
+            _renew(place, steps, code)
         else:
-            config = _start(place, steps)
+            config = _start(place, steps, code)
         _wait_healthy(place, config, steps)
     target = of_instance(place.home, {})
     with steps.step("host") as step:
@@ -94,13 +95,13 @@ def _check_programs() -> str:
     return str(directory)
 
 
-def _is_well(place: Layout) -> bool:
+def _is_well(place: Layout, code: str) -> bool:
     """Whether everything runs, is the code that is on the disk now, and listens where ATOLL_PORT says."""
     if supervision.running(place) is None:
         return False
     try:
         config = instance.load(place)
-        if supervision.ask(place, "status").get("fingerprint") != fingerprint():
+        if supervision.ask(place, "status").get("fingerprint") != code:
             return False
     except AtollError:
         return False
@@ -112,9 +113,9 @@ def _is_well(place: Layout) -> bool:
     return all(living(place.pid_file(name)) is not None for name in PROCESSES)
 
 
-def _renew(place: Layout, steps: Steps) -> None:
+def _renew(place: Layout, steps: Steps, code: str) -> None:
     """Start those programs anew that read settings which the operator has changed since; the others go on."""
-    if not (changed := supervision.outdated(place, fingerprint())):
+    if not (changed := supervision.outdated(place, code)):
         return
     with steps.step("new settings") as step:
         for name in changed:
@@ -122,11 +123,11 @@ def _renew(place: Layout, steps: Steps) -> None:
         step.detail = f"{', '.join(changed)} started anew (sandboxes go on)"
 
 
-def _start(place: Layout, steps: Steps) -> instance.Config:
+def _start(place: Layout, steps: Steps, code: str) -> instance.Config:
     if supervision.running(place) is not None:
         with steps.step("stop what is older") as step:
             step.detail = ", ".join(supervision.stop(place)) + " (sandboxes go on)"
-    elif stopped := supervision.stop_outdated(place, fingerprint()):
+    elif stopped := supervision.stop_outdated(place, code):
         with steps.step("stop what is older") as step:
             step.detail = ", ".join(stopped) + " (sandboxes go on)"
     with steps.step("user") as step:

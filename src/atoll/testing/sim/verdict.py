@@ -84,7 +84,7 @@ class History:
 
 def committed(world: World, changes: Sequence[Change]) -> None:
     """One commit's changes, after the ledger has taken them. *Errors*: Violated."""
-    checks.machines_agree(world.ledger, _answerable(world), fenced=[host.name for host in world.hosts if host.fenced])
+    _machines_agree(world)
     for change in changes:
         before, after = change.before, change.after
         if change.table == "placements" and after is not None:
@@ -152,10 +152,14 @@ def _answerable(world: World) -> dict[str, SimMachine]:
     return {host.name: host.things for host in world.hosts if (not host.fenced or host.able_since(now, LATE_S)) and _settled(world, host)}
 
 
+def _machines_agree(world: World) -> None:
+    checks.machines_agree(world.ledger, _answerable(world), fenced=[host.name for host in world.hosts if host.fenced])
+
+
 def looked(world: World, host: Host) -> None:
     """A verb of a driver has done its work on this host."""
     with world.watched():
-        checks.machines_agree(world.ledger, _answerable(world), fenced=[host.name for host in world.hosts if host.fenced])
+        _machines_agree(world)
         if host.name in _answerable(world):
             checks.started(world.ledger, host.things)
             if not world.history.taken_back and host.identity.host_id not in world.history.fenced:
