@@ -24,12 +24,38 @@ def all_pids() -> Iterator[int]:
             yield int(name)
 
 
+_LOOKS: Final = 50
+_BETWEEN_LOOKS_S: Final = 0.001
+_KERNEL_THREAD: Final = 0x00200000
+"""PF_KTHREAD of the flags in /proc/PID/stat: the ninth field, the seventh after the name."""
+
+
 def arguments(pid: int) -> list[str]:
-    """The command line; empty for kernel threads and for what is gone or a zombie."""
+    """The command line; empty for kernel threads and for what is gone or a zombie.
+
+    A program in the midst of its execve shows none for a moment, and is waited for, 50 ms at the longest.
+    """
+    for look in range(_LOOKS):
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+        if line:
+            return line.decode(errors="replace").rstrip("\0").split("\0")
+        if not _has_program(pid):
+            return []
+        if look + 1 < _LOOKS:
+            time.sleep(_BETWEEN_LOOKS_S)
+    return []
+
+
+def _has_program(pid: int) -> bool:
+    """It is neither a kernel thread nor a zombie nor gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return []
+        return False
+    return fields[0] not in ("Z", "X") and not int(fields[6]) & _KERNEL_THREAD
 
 
 def children(pid: int) -> list[int]:

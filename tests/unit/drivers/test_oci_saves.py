@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,24 @@ def test_what_is_kept_lies_beside_all_placements_and_goes_by_itself(tmp_path: Pa
     for _ in range(2):
         saves.drop_kept(place)
         assert not place.exists()
+
+
+def test_a_flush_that_is_under_way_holds_up_no_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement, place = tmp_path / "plc", saves.kept(tmp_path, "snp")
+    placement.mkdir()
+    (saves.begin(placement) / "pages.img").write_bytes(b"x")
+    saves.publish(placement, SaveMode.FULL, place)
+    rmdir, marked = os.rmdir, []
+
+    def marks_before(path: str, **options: int) -> None:
+        if not marked:
+            marked.append((place / saves.DURABLE).touch())
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", marks_before)
+    saves.drop_kept(place)
+    assert marked
+    assert not place.exists()
 
 
 def test_what_an_earlier_release_has_saved_is_known(tmp_path: Path) -> None:

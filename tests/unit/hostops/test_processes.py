@@ -34,6 +34,19 @@ def test_what_runs_and_what_does_not(sleeper):
     assert processes.descendants(sleeper.pid) == []
 
 
+def test_a_program_in_the_midst_of_its_execve_is_waited_for(sleeper, monkeypatch):
+    # The kernel shows no command line between the new memory and its arguments.
+    read, looks = Path.read_bytes, iter([b"", b""])
+    monkeypatch.setattr(Path, "read_bytes", lambda path: next(looks, read(path)))
+    assert processes.arguments(sleeper.pid) == ["sleep", "60"]
+    assert next(looks, None) is None
+
+
+@pytest.mark.skipif(Path("/proc/2/comm").read_text() != "kthreadd\n" if Path("/proc/2/comm").exists() else True, reason="no kernel threads in this namespace")
+def test_a_kernel_thread_has_no_command_line():
+    assert processes.arguments(2) == []
+
+
 @pytest.mark.parametrize(("code", "reason"), [("raise SystemExit(3)", "exit 3"), ("import os; os.kill(os.getpid(), 9)", "signal 9")])
 def test_how_it_ended_is_known_before_and_after_it_is_reaped(code, reason):
     process = subprocess.Popen([sys.executable, "-c", code])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 
 from atoll.base.errors import Code, Refused
-from atoll.drivers.oci import look
+from atoll.drivers.oci import look, saves
 from atoll.drivers.oci.look import View
 from atoll.hostops import cgroups, mounts, processes
 
@@ -60,4 +60,5 @@ def remove_directory(view: View, placement_id: str) -> None:
     if directory.is_dir():
         if below := mounts.below(directory):
             raise Refused(Code.CLEANUP_FAILED, f"still mounted: {below}")
+        saves.drop(directory)
         shutil.rmtree(directory)

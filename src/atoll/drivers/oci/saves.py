@@ -86,7 +86,7 @@ def publish(directory: Path, mode: SaveMode, place: Path | None = None) -> Save:
     image, runtime = (record.image, record.runtime) if record is not None else ("", "")
     save = Save(place, mode, files, stored, named, image, runtime)
     _write_list(draft, save)
-    shutil.rmtree(place, ignore_errors=True)
+    _remove(place)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     draft.rename(place)
     return save
@@ -100,7 +100,7 @@ def take_in(directory: Path, save: Save) -> Save:
     (directory / DURABLE).touch()
     for path in (*directory.iterdir(), directory):
         _sync(path)
-    shutil.rmtree(save.directory, ignore_errors=True)
+    _remove(save.directory)
     save.directory.parent.mkdir(mode=0o700, exist_ok=True)
     directory.rename(save.directory)
     _sync(save.directory.parent)
@@ -163,14 +163,20 @@ def drop(directory: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         (directory / SAVED / LIST).unlink()
     for name in (SAVED, DRAFT):
-        shutil.rmtree(directory / name, ignore_errors=True)
+        _remove(directory / name)
+
+
+def _remove(place: Path) -> None:
+    """Twice, as a flush that is under way may put its mark there once more."""
+    for _ in range(2):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def drop_kept(place: Path) -> None:
     """A snapshot goes. *Idempotency*: also what is left of one that was going."""
     with contextlib.suppress(FileNotFoundError):
         (place / LIST).unlink()
-    shutil.rmtree(place, ignore_errors=True)
+    _remove(place)
     if place.exists():
         raise Refused(Code.CLEANUP_FAILED, f"{place} cannot be removed")
 
