@@ -23,8 +23,8 @@ from atoll.agent.moments import CarriedMoments
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.ids import HostId, PlacementId, Prefix
 from atoll.control import asgi
-from atoll.control.agents import PREFIX
-from atoll.control.moments import FRESH_S, SURE_S, Moments
+from atoll.control.artifacts.moments import FRESH_S, SURE_S, Moments
+from atoll.control.sessions.agents import PREFIX
 from atoll.domain.placement import Holding
 from atoll.domain.sandbox import State
 from atoll.domain.snapshot import Purpose, Snapshot

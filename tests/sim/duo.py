@@ -22,7 +22,7 @@ from tests.sim.world import TOKEN, Agent, World
 
 @dataclass
 class Lines:
-    """Implements control.peers.Line between the controls of one test, by their addresses."""
+    """Implements control.replicas.peers.Line between the controls of one test, by their addresses."""
 
     controls: dict[str, Control] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)

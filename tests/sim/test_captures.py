@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from atoll.base.units import ZERO
-from atoll.control import captures as module
 from atoll.control.builds.port import Ended, Told
+from atoll.control.sessions import captures as module
 from atoll.wire import agent as wire
 from tests.builders import IMAGE
 from tests.sim.test_builds import begin, code_of, ended, request, run, status

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.base.units import Vector
-from atoll.control.enrollment import TOKEN_LIFE_S
+from atoll.control.hosts.enrollment import TOKEN_LIFE_S
 from atoll.control.loops import retention
 from atoll.control.loops.retention import TOKENS_KEPT_S
 from atoll.domain.host import LOST_AFTER_S

@@ -16,11 +16,11 @@ import sqlalchemy as sa
 from atoll.base.errors import Unavailable
 from atoll.base.ids import Prefix
 from atoll.base.units import Vector
-from atoll.control import agents
-from atoll.control.answers import FORGET_PER_POLL_MAX
 from atoll.control.loops.fencing import SKEW_S
-from atoll.control.orders import PAYLOAD_BYTES_MAX
-from atoll.control.sessions import FRESH_S, RENEW_S
+from atoll.control.sessions import agents
+from atoll.control.sessions.answers import FORGET_PER_POLL_MAX
+from atoll.control.sessions.orders import PAYLOAD_BYTES_MAX
+from atoll.control.sessions.sessions import FRESH_S, RENEW_S
 from atoll.domain.command import Kind
 from atoll.domain.host import LEASE_S
 from atoll.domain.placement import Observed

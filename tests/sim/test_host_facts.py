@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.base.units import Vector
-from atoll.control.inspection import SKEW_S_MAX
+from atoll.control.hosts.inspection import SKEW_S_MAX
 from atoll.wire import agent as wire
 from tests.sim.world import Agent, Refusal, World
 

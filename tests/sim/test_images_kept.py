@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.control import image_caches
+from atoll.control.artifacts import image_caches
 from atoll.wire.agent import HostHealth, ImageCacheState
 from tests.sim.duo import Duo, duo
 from tests.sim.world import Agent, World

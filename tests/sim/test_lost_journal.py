@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from atoll.base.ids import Prefix
 from atoll.base.units import ZERO
-from atoll.control.sessions import FRESH_S
+from atoll.control.sessions.sessions import FRESH_S
 from atoll.domain.placement import Observed
 from atoll.wire import agent as wire
 from tests.builders import fresh

@@ -15,7 +15,7 @@ from atoll.agent import leases, settling, steps
 from atoll.base.units import ZERO
 from atoll.control.loops.fencing import SKEW_S, Fencing
 from atoll.control.loops.following import Following
-from atoll.control.orders import Orders
+from atoll.control.sessions.orders import Orders
 from atoll.domain.command import Kind as Wanted
 from atoll.domain.host import LEASE_S
 from atoll.domain.placement import Holding

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from atoll.base.errors import Code, OutcomeUnknown, Refused
-from atoll.control import consoles
-from atoll.control.peers import LIFE_S, PREFIX, SIGNATURE
+from atoll.control.replicas.peers import LIFE_S, PREFIX, SIGNATURE
+from atoll.control.sessions import consoles
 from atoll.wire import agent as wire
 from atoll.wire.replica import Wish
 from tests.sim.duo import Duo, duo

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.base.units import Vector
-from atoll.control.sessions import FRESH_S, LEASE_S
+from atoll.control.sessions.sessions import FRESH_S, LEASE_S
 from atoll.domain.command import Kind
 from atoll.domain.deployment import Deployment, DeploymentLimits
 from atoll.domain.host import LOST_AFTER_S

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import Code, Refused
-from atoll.control.imports import ENV_BYTES_MAX, Imports, environment
+from atoll.control.artifacts.imports import ENV_BYTES_MAX, Imports, environment
 from atoll.control.service import Caller
 from atoll.domain.importing import ImportRequest, State
 from atoll.domain.template import Template

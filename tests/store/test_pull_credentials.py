@@ -20,9 +20,9 @@ import pytest
 
 from atoll.base.errors import Code, Refused
 from atoll.control.api.e2b import requests
+from atoll.control.artifacts.imports import Imports
 from atoll.control.builds.amazon import Amazon, sign
 from atoll.control.builds.workshop import SandboxWorkshop
-from atoll.control.imports import Imports
 from atoll.control.service import Caller
 from atoll.domain.tenancy import Team
 from atoll.images.artifacts import Folder

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from atoll.base.units import ZERO
-from atoll.control import sandboxes
+from atoll.control.sandboxes import sandboxes
 from atoll.domain.deployment import ClientLimits, Rate
 from atoll.domain.placement import Observed
 from atoll.planning import reconcile

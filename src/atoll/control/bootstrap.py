@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from atoll.base.clock import Clock
 from atoll.base.errors import Code
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
-from atoll.control.enrollment import Enrollment
+from atoll.control.hosts.enrollment import Enrollment
 from atoll.control.keys import Keys
 from atoll.domain.template import Template
 from atoll.store import schema, tenancy

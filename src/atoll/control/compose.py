@@ -16,28 +16,26 @@ from typing import TYPE_CHECKING, Any, Final
 from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import AtollError, Bug, Code
 from atoll.base.ids import Dice, Prefix, TeamId, new_id
-from atoll.control import agents, bootstrap, routes, wellknown
+from atoll.control import bootstrap, routes, wellknown
 from atoll.control.api import archives, registry, uploads
 from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
+from atoll.control.artifacts.collecting import Collecting
+from atoll.control.artifacts.giving import Giving
+from atoll.control.artifacts.manifests import Manifests
+from atoll.control.artifacts.moments import Moments
+from atoll.control.artifacts.templates import Templates
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.builds.amazon import Amazon
 from atoll.control.builds.builds import BUILD_S, Builds
 from atoll.control.builds.port import Workshop
 from atoll.control.builds.workshop import Connect, SandboxWorkshop
-from atoll.control.captures import Captures
-from atoll.control.collecting import Collecting
 from atoll.control.configuration import Configuration
-from atoll.control.consoles import Consoles
 from atoll.control.counting import Counted
-from atoll.control.directory import Directory
-from atoll.control.ends import Ends
-from atoll.control.enrollment import Enrollment
 from atoll.control.facade import Facade
-from atoll.control.giving import Giving
-from atoll.control.holdings import Wants
-from atoll.control.hosts import Hosts
-from atoll.control.hub import Hub
+from atoll.control.hosts.directory import Directory
+from atoll.control.hosts.enrollment import Enrollment
+from atoll.control.hosts.hosts import Hosts
 from atoll.control.keys import Keys
 from atoll.control.loops import deadlines, doubts, refresh, retention
 from atoll.control.loops.alerts import Alerts
@@ -49,26 +47,29 @@ from atoll.control.loops.replicas import Replicas
 from atoll.control.loops.waiting import Waiting
 from atoll.control.loops.warming import WarmKeeper
 from atoll.control.loops.watch import Watch
-from atoll.control.manifests import Manifests
 from atoll.control.metering import Meter
-from atoll.control.moments import Moments
 from atoll.control.opening import artifacts_of, clock_of, imports_of, key_of, own_registry_of, signing_of, store_of
-from atoll.control.orders import Orders
-from atoll.control.peer_calls import PeerCalls
-from atoll.control.peers import PREFIX as PEERS
-from atoll.control.peers import Line, Peers
 from atoll.control.records import Records
-from atoll.control.resting import Resting
-from atoll.control.sandboxes import Sandboxes
+from atoll.control.replicas.hub import Hub
+from atoll.control.replicas.peer_calls import PeerCalls
+from atoll.control.replicas.peers import PREFIX as PEERS
+from atoll.control.replicas.peers import Line, Peers
+from atoll.control.sandboxes.ends import Ends
+from atoll.control.sandboxes.resting import Resting
+from atoll.control.sandboxes.sandboxes import Sandboxes
+from atoll.control.sandboxes.snapshots import Snapshots
+from atoll.control.sandboxes.usages import Usages
+from atoll.control.sandboxes.warming import Warming
+from atoll.control.sandboxes.whys import Whys
 from atoll.control.service import ReplicaView
-from atoll.control.sessions import Sessions
-from atoll.control.snapshots import Snapshots
-from atoll.control.templates import Templates
+from atoll.control.sessions import agents
+from atoll.control.sessions.captures import Captures
+from atoll.control.sessions.consoles import Consoles
+from atoll.control.sessions.holdings import Wants
+from atoll.control.sessions.orders import Orders
+from atoll.control.sessions.sessions import Sessions
 from atoll.control.tokens import Tokens
-from atoll.control.usages import Usages
-from atoll.control.warming import Warming
 from atoll.control.wellknown import Joining, WellKnown
-from atoll.control.whys import Whys
 from atoll.domain.deployment import Deployment
 from atoll.images.artifacts import Artifacts
 from atoll.store import restoring, schema, tenancy, timeline

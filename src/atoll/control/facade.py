@@ -7,16 +7,20 @@ from pathlib import Path
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.secret import Secret
+from atoll.control.artifacts.imports import Imports
+from atoll.control.artifacts.layers import Layers, TemplateImage
+from atoll.control.artifacts.templates import Templates
 from atoll.control.builds.builds import Builds
 from atoll.control.configuration import Configuration
-from atoll.control.enrollment import TOKEN_LIFE_S
-from atoll.control.forks import Forks
-from atoll.control.hosts import Hosts
-from atoll.control.imports import Imports
+from atoll.control.hosts.enrollment import TOKEN_LIFE_S
+from atoll.control.hosts.hosts import Hosts
 from atoll.control.keys import Keys
-from atoll.control.layers import Layers, TemplateImage
-from atoll.control.resting import Resting
-from atoll.control.sandboxes import Sandboxes
+from atoll.control.sandboxes.forks import Forks
+from atoll.control.sandboxes.resting import Resting
+from atoll.control.sandboxes.sandboxes import Sandboxes
+from atoll.control.sandboxes.snapshots import Taking
+from atoll.control.sandboxes.warming import Warming
+from atoll.control.sandboxes.whys import Whys
 from atoll.control.service import (
     Caller,
     CheckedConfig,
@@ -31,11 +35,7 @@ from atoll.control.service import (
     WarmView,
     Why,
 )
-from atoll.control.snapshots import Taking
-from atoll.control.templates import Templates
 from atoll.control.tokens import Tokens
-from atoll.control.warming import Warming
-from atoll.control.whys import Whys
 from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import DRIVER_FACT, AdminEvent
 from atoll.domain.importing import Import, ImportRequest

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import Bug, Code
 from atoll.base.ids import Dice
-from atoll.control.imports import Imports
-from atoll.control.own_registry import OwnRegistry
+from atoll.control.artifacts.imports import Imports
+from atoll.control.artifacts.own_registry import OwnRegistry
 from atoll.images.artifacts import Artifacts, Folder
 from atoll.images.carrier import Carrier
 from atoll.images.library import Library

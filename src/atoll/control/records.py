@@ -17,11 +17,11 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.units import ZERO, Vector
-from atoll.control.directory import Directory
-from atoll.control.hub import Hub
+from atoll.control.hosts.directory import Directory
 from atoll.control.loops.alerts import Alerts
 from atoll.control.metering import Meter
 from atoll.control.operations import AlertQuery, AlertRecord, AuditQuery, AuditRecord, CollectedArtifacts, EventQuery
+from atoll.control.replicas.hub import Hub
 from atoll.control.routes import Routes
 from atoll.control.service import Caller, EventRecord, Page
 from atoll.domain.host import Admin, health

@@ -10,7 +10,7 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.control.layers import TemplateImage
+from atoll.control.artifacts.layers import TemplateImage
 from atoll.domain.deployment import ClientLimits, TeamLimits
 from atoll.domain.host import AdminEvent, Health, Host
 from atoll.domain.importing import Import, ImportRequest
@@ -394,7 +394,7 @@ class Service(Protocol):
     async def set_host_admin(
         self, caller: Caller, host_id: str, event: AdminEvent, *, off: bool = False, revision: int | None = None
     ) -> HostView:
-        """Activate, drain, disable or reset; operators only. Disabling is a fence: see control.hosts. `off`: the machine is known to be
+        """Activate, drain, disable or reset; operators only. Disabling is a fence: see control.hosts.hosts. `off`: the machine is known to be
         off, so its last lease needs no waiting for. *Errors*: ILLEGAL_STATE for a disabled host, which is reset and enrolled again instead.
         """
         ...

@@ -10,8 +10,8 @@ from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.control import asgi
 from atoll.control.asgi import Receive, Scope, Send
-from atoll.control.directory import Directory
-from atoll.control.inspection import SKEW_S_MAX
+from atoll.control.hosts.directory import Directory
+from atoll.control.hosts.inspection import SKEW_S_MAX
 from atoll.domain.host import LEASE_S, Admin
 from atoll.wire import agent, wellknown
 from atoll.wire.manifests import KeySet

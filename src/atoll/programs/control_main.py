@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from atoll.control.builds.workshop import Connect, Inside
     from atoll.control.compose import Control, ControlSettings
-    from atoll.control.peers import Line
+    from atoll.control.replicas.peers import Line
     from atoll.control.wellknown import Joining
     from atoll.programs.secure import App
 

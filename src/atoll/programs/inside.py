@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.client.guest import Ended as GuestEnded
 from atoll.client.guest import Guest, Output
+from atoll.control.artifacts.imports import free_bytes
 from atoll.control.builds.port import Ended, Told
-from atoll.control.imports import free_bytes
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ _ANSWER_BYTES_MAX: Final = 64 << 10
 
 
 class HttpLine:
-    """Implements control.peers.Line. Opens its session with the first call: a deployment of one replica makes none."""
+    """Implements control.replicas.peers.Line. Opens its session with the first call: a deployment of one replica makes none."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import HostId, PlacementId, Prefix, new_id
+from atoll.control.sandboxes.snapshots import not_found, page_after, page_of
 from atoll.control.service import Caller, Page
-from atoll.control.snapshots import not_found, page_after, page_of
 from atoll.domain.sandbox import LIVING, Sandbox, State
 from atoll.domain.snapshot import DEFAULT_TAG, Purpose, Snapshot
 from atoll.domain.snapshot import State as Kept

@@ -21,7 +21,7 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import ClientId, HostId, PlacementId, Prefix, SandboxId, TeamId, TemplateId, new_id
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.control.layers import TemplateImage, TemplateLayer
+from atoll.control.artifacts.layers import TemplateImage, TemplateLayer
 from atoll.control.service import (
     EVERY_TEAM,
     Caller,

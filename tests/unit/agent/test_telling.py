@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from atoll.agent.telling import WHOLE_AFTER_MISS, WHOLE_EVERY_S, Telling
-from atoll.control.holdings import Held
+from atoll.control.sessions.holdings import Held
 from atoll.wire.agent import HostFacts, HostHealth, Poll
 
 

@@ -6,7 +6,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.control.own_registry import PULL_S, OwnRegistry
+from atoll.control.artifacts.own_registry import PULL_S, OwnRegistry
 from atoll.programs.clock import SystemClock
 from atoll.wire import registry
 

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from atoll.base.errors import AtollError, Bug, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.units import Vector
 from atoll.control import asgi
-from atoll.control import consoles as module
-from atoll.control.consoles import Consoles
-from atoll.control.directory import Directory
-from atoll.control.ends import Ends
-from atoll.control.hub import Hub
+from atoll.control.hosts.directory import Directory
+from atoll.control.replicas.hub import Hub
+from atoll.control.sandboxes.ends import Ends
+from atoll.control.sessions import consoles as module
+from atoll.control.sessions.consoles import Consoles
 from atoll.control.tokens import Tokens
 from atoll.wire import agent as wire
 from tests.builders import host, placement, sandbox, seeded

@@ -42,7 +42,10 @@ def test_a_program_in_the_midst_of_its_execve_is_waited_for(sleeper, monkeypatch
     assert next(looks, None) is None
 
 
-@pytest.mark.skipif(Path("/proc/2/comm").read_text() != "kthreadd\n" if Path("/proc/2/comm").exists() else True, reason="no kernel threads in this namespace")
+@pytest.mark.skipif(
+    Path("/proc/2/comm").read_text() != "kthreadd\n" if Path("/proc/2/comm").exists() else True,
+    reason="no kernel threads in this namespace",
+)
 def test_a_kernel_thread_has_no_command_line():
     assert processes.arguments(2) == []
 

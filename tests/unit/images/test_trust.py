@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import Code, Refused, Unavailable
-from atoll.control.manifests import Manifests
+from atoll.control.artifacts.manifests import Manifests
 from atoll.domain.deployment import WorkloadClass
 from atoll.domain.spec import Spec
 from atoll.domain.template import Template

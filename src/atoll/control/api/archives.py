@@ -20,7 +20,7 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.control.api import auth
 from atoll.control.api.errors import v1_error
 from atoll.control.api.exchange import json_answer
-from atoll.control.imports import free_bytes
+from atoll.control.artifacts.imports import free_bytes
 from atoll.control.service import Service
 from atoll.images.library import Library
 

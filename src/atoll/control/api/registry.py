@@ -24,8 +24,8 @@ from atoll.base.ids import TeamId
 from atoll.control.api import auth
 from atoll.control.api.errors import row_of
 from atoll.control.api.exchange import Answer, Headers, json_answer
+from atoll.control.artifacts.own_registry import OwnRegistry
 from atoll.control.operations import Operations
-from atoll.control.own_registry import OwnRegistry
 from atoll.control.service import Caller, Service
 from atoll.domain.deployment import Rate
 from atoll.domain.operations import Act, Action

@@ -22,7 +22,7 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.control.api.archives import parts
 from atoll.control.api.errors import v1_error
 from atoll.control.api.exchange import Answer
-from atoll.control.imports import free_bytes
+from atoll.control.artifacts.imports import free_bytes
 from atoll.control.tokens import Tokens
 from atoll.images.library import Library
 from atoll.planning.recipes import FILES_HASH

@@ -20,13 +20,13 @@ from weakref import WeakValueDictionary
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
+from atoll.control.artifacts.imports import environment
+from atoll.control.artifacts.templates import Templates
 from atoll.control.builds.journal import Journal, Page
 from atoll.control.builds.mounting import Secrets
 from atoll.control.builds.port import Workshop
 from atoll.control.builds.steps import SHELL, StepFailed, Steps, forget_passing
-from atoll.control.imports import environment
 from atoll.control.service import Caller
-from atoll.control.templates import Templates
 from atoll.domain.building import SCRATCH, Build, Recipe, Result, Stage
 from atoll.planning import recipes
 from atoll.planning.recipes import Action, Context, Run

@@ -23,6 +23,9 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
+from atoll.control.artifacts.imports import CPU_MILLIS, DISK_MIB, MEMORY_MIB, NAME
+from atoll.control.artifacts.own_registry import OwnRegistry
+from atoll.control.artifacts.templates import Templates
 from atoll.control.builds import mounting
 from atoll.control.builds.builder import ABANDONED_S, Builder
 from atoll.control.builds.journal import Journal
@@ -30,10 +33,7 @@ from atoll.control.builds.mounting import Secrets
 from atoll.control.builds.port import Workshop
 from atoll.control.builds.steps import StepFailed
 from atoll.control.builds.workshop import on_behalf
-from atoll.control.imports import CPU_MILLIS, DISK_MIB, MEMORY_MIB, NAME
-from atoll.control.own_registry import OwnRegistry
 from atoll.control.service import Caller
-from atoll.control.templates import Templates
 from atoll.domain.building import DEFAULT_TAG, MOVES, Build, BuildRequest, Event, Line, Recipe, Result, State, Tag, version
 from atoll.domain.machine import step
 from atoll.domain.operations import Act, Action

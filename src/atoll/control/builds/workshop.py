@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from atoll.base.errors import AtollError, Code, Refused
+from atoll.control.artifacts.imports import IMPORT_S, Imports
 from atoll.control.builds.amazon import KEYS, Amazon
 from atoll.control.builds.port import Bench, Ended, Layer, Pulled, Told
-from atoll.control.captures import Captures
-from atoll.control.imports import IMPORT_S, Imports
-from atoll.control.sandboxes import Sandboxes
+from atoll.control.sandboxes.sandboxes import Sandboxes
+from atoll.control.sandboxes.snapshots import Taking
 from atoll.control.service import Caller
-from atoll.control.snapshots import Taking
+from atoll.control.sessions.captures import Captures
 from atoll.domain.building import Build, Result, client_of, version
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.snapshot import Purpose

@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
 from atoll.base.ids import Dice, Prefix, new_id
-from atoll.control.directory import Directory
-from atoll.control.hub import Hub
+from atoll.control.hosts.directory import Directory
 from atoll.control.metering import Meter
+from atoll.control.replicas.hub import Hub
 from atoll.domain import history
 from atoll.domain.host import Admin, Health, health
 from atoll.domain.operations import Alert, Raised

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.clock import Clock
-from atoll.control.directory import Directory
+from atoll.control.hosts.directory import Directory
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.loops.stepping import keep_stepping
 from atoll.domain.host import LEASE_S, Admin, Host

@@ -20,11 +20,11 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Unavailable
 from atoll.base.ids import Dice, HostId, PlacementId, Prefix, new_id
 from atoll.base.units import Vector
-from atoll.control.directory import Directory
-from atoll.control.ends import Ends
-from atoll.control.holdings import Wants
-from atoll.control.hub import Hub
+from atoll.control.hosts.directory import Directory
 from atoll.control.metering import Meter
+from atoll.control.replicas.hub import Hub
+from atoll.control.sandboxes.ends import Ends
+from atoll.control.sessions.holdings import Wants
 from atoll.domain.operations import Act
 from atoll.domain.placement import Holding, Placement
 from atoll.domain.sandbox import Condition, Sandbox, State

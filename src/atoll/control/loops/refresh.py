@@ -10,7 +10,7 @@ from typing import Final
 
 from atoll.base.errors import AtollError
 from atoll.control.configuration import Configuration
-from atoll.control.directory import Directory
+from atoll.control.hosts.directory import Directory
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.control.directory import Directory
+from atoll.control.hosts.directory import Directory
 from atoll.control.loops.reconcile import Reconciler
 from atoll.control.loops.stepping import keep_stepping
-from atoll.control.snapshots import Snapshots
+from atoll.control.sandboxes.snapshots import Snapshots
 from atoll.planning import relieving
 from atoll.planning.stimuli import CopyUnwanted
 from atoll.store import moments

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code
-from atoll.control.warming import Warming
+from atoll.control.sandboxes.warming import Warming
 from atoll.domain.warmth import OWN_TEAM, WarmPolicy
 from atoll.planning.stimuli import ReleaseRequested
 from atoll.planning.warming import Guest, Plan, Wanted, could_fit, give_up, plan

@@ -12,7 +12,7 @@ from typing import Final
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
-from atoll.control.directory import Directory
+from atoll.control.hosts.directory import Directory
 from atoll.control.loops.reconcile import Reconciler
 from atoll.domain.host import Health, health
 from atoll.planning.stimuli import HostHeard

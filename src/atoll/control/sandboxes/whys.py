@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Prefix, is_id
+from atoll.control.artifacts.templates import Templates
 from atoll.control.configuration import Configuration
-from atoll.control.directory import Directory
+from atoll.control.hosts.directory import Directory
 from atoll.control.service import Caller, Why
-from atoll.control.templates import Templates
 from atoll.planning import keeping, placing, resolve, storing
 from atoll.planning.resolve import CreateRequest
 from atoll.store import sandboxes, snapshots

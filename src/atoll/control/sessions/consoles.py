@@ -11,8 +11,8 @@ from typing import Final
 
 from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, new_id
-from atoll.control.hub import Hub
-from atoll.control.peers import Peers
+from atoll.control.replicas.hub import Hub
+from atoll.control.replicas.peers import Peers
 from atoll.wire import agent as wire
 
 _PATIENCE_S: Final = 10.0

@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, TemplateId, new_id
+from atoll.control.artifacts.own_registry import OwnRegistry
 from atoll.control.operations import CollectedArtifacts
-from atoll.control.own_registry import OwnRegistry
 from atoll.control.service import Caller
 from atoll.domain.building import DEFAULT_TAG
 from atoll.domain.importing import MOVES, Event, Import, ImportRequest, State

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import Code, Refused
-from atoll.control.captures import Captures
-from atoll.control.consoles import Consoles
-from atoll.control.holdings import Held, Wants
-from atoll.control.orders import Orders
-from atoll.control.peers import Peers
-from atoll.control.settling import settled
+from atoll.control.replicas.peers import Peers
+from atoll.control.sessions.captures import Captures
+from atoll.control.sessions.consoles import Consoles
+from atoll.control.sessions.holdings import Held, Wants
+from atoll.control.sessions.orders import Orders
+from atoll.control.sessions.settling import settled
 from atoll.domain.command import Kind
 from atoll.domain.host import Host
 from atoll.domain.snapshot import State

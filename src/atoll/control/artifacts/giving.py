@@ -16,8 +16,8 @@ from typing import BinaryIO, Final
 
 from atoll.base.errors import Code, Refused, Unavailable
 from atoll.control import asgi
+from atoll.control.artifacts.manifests import Manifests
 from atoll.control.asgi import Scope, Send
-from atoll.control.manifests import Manifests
 from atoll.images.artifacts import BLOBS, Artifacts, key_of
 
 PART_BYTES: Final = 1 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.control.imports import Imports
-from atoll.control.moments import Moments
+from atoll.control.artifacts.imports import Imports
+from atoll.control.artifacts.moments import Moments
 from atoll.control.operations import CollectedArtifacts
 
 

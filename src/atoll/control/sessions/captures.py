@@ -22,8 +22,8 @@ from starlette.types import Receive
 
 from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, new_id
-from atoll.control.hub import Hub
-from atoll.control.peers import Peers
+from atoll.control.replicas.hub import Hub
+from atoll.control.replicas.peers import Peers
 from atoll.wire import agent as wire
 from atoll.wire.replica import Came
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.base.errors import Code, Refused
-from atoll.control import asgi, giving
+from atoll.control import asgi
+from atoll.control.artifacts import giving
+from atoll.control.artifacts.image_caches import ImageCaches
 from atoll.control.asgi import Receive, Scope, Send
-from atoll.control.captures import Captures
-from atoll.control.consoles import Consoles
-from atoll.control.image_caches import ImageCaches
-from atoll.control.peers import PREFIX, SIGNATURE, Peers
+from atoll.control.replicas.peers import PREFIX, SIGNATURE, Peers
+from atoll.control.sessions.captures import Captures
+from atoll.control.sessions.consoles import Consoles
 from atoll.wire import agent
 from atoll.wire import replica as wire
 

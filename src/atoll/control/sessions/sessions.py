@@ -23,22 +23,22 @@ from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.ids import EpochId
 from atoll.control import commits
-from atoll.control.answers import Answers
-from atoll.control.captures import Captures
-from atoll.control.consoles import Consoles
-from atoll.control.deliveries import Deliveries
-from atoll.control.directory import Directory
-from atoll.control.enrollment import facts_of
-from atoll.control.holdings import Held
-from atoll.control.hub import Hub
-from atoll.control.image_caches import ImageCaches
-from atoll.control.inspection import Findings, Inspection
+from atoll.control.artifacts.image_caches import ImageCaches
+from atoll.control.hosts.directory import Directory
+from atoll.control.hosts.enrollment import facts_of
+from atoll.control.hosts.inspection import Findings, Inspection
 from atoll.control.loops.fencing import Fencing
 from atoll.control.loops.reconcile import Reconciler
-from atoll.control.orders import Orders
-from atoll.control.peers import Peers
-from atoll.control.settling import PROBLEM, Settling, settled
-from atoll.control.snapshots import Snapshots
+from atoll.control.replicas.hub import Hub
+from atoll.control.replicas.peers import Peers
+from atoll.control.sandboxes.snapshots import Snapshots
+from atoll.control.sessions.answers import Answers
+from atoll.control.sessions.captures import Captures
+from atoll.control.sessions.consoles import Consoles
+from atoll.control.sessions.deliveries import Deliveries
+from atoll.control.sessions.holdings import Held
+from atoll.control.sessions.orders import Orders
+from atoll.control.sessions.settling import PROBLEM, Settling, settled
 from atoll.domain.host import LEASE_S, Host
 from atoll.domain.placement import Holding, Report
 from atoll.domain.sandbox import State

@@ -19,10 +19,10 @@ from atoll.base.ids import Dice, Prefix, new_id
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.control.configuration import Configuration
-from atoll.control.directory import Directory
-from atoll.control.enrollment import TOKEN_LIFE_S, Enrollment
-from atoll.control.hub import Hub
+from atoll.control.hosts.directory import Directory
+from atoll.control.hosts.enrollment import TOKEN_LIFE_S, Enrollment
 from atoll.control.loops.fencing import Fencing
+from atoll.control.replicas.hub import Hub
 from atoll.control.service import Caller, HostView, NewToken, revision_mismatch
 from atoll.domain import history
 from atoll.domain import host as domain

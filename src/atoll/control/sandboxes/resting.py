@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
-from atoll.control.sandboxes import Sandboxes, not_found, still_at
+from atoll.control.sandboxes.sandboxes import Sandboxes, not_found, still_at
 from atoll.control.service import Caller
 from atoll.domain.host import Admin, Health, health
 from atoll.domain.operations import Act, Action, Actor

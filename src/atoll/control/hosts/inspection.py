@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.control.enrollment import facts_of
+from atoll.control.hosts.enrollment import facts_of
 from atoll.domain.host import DRIVER_FACT, Host
 from atoll.domain.inventory import CAPACITY, CLOCK, Inventory, differences
 from atoll.wire import agent as wire

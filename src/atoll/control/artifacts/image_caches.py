@@ -12,8 +12,8 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.control.directory import Directory
-from atoll.control.peers import Peers
+from atoll.control.hosts.directory import Directory
+from atoll.control.replicas.peers import Peers
 from atoll.domain.host import Admin
 from atoll.wire import agent as wire
 from atoll.wire.agent import ImageCacheState

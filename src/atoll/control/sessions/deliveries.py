@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.control.loops.reconcile import Reconciler
-from atoll.control.orders import PAYLOAD_BYTES_MAX, Orders
+from atoll.control.sessions.orders import PAYLOAD_BYTES_MAX, Orders
 from atoll.domain.command import Kind
 from atoll.domain.host import Host
 from atoll.domain.placement import Holding

@@ -10,8 +10,8 @@ from typing import Final
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError
-from atoll.control.consoles import Consoles
 from atoll.control.service import UsagePoint
+from atoll.control.sessions.consoles import Consoles
 from atoll.domain.sandbox import Sandbox, State
 from atoll.wire import agent as wire
 

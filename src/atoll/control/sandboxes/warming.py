@@ -17,12 +17,12 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice, Prefix, SandboxId, new_id
+from atoll.control.artifacts.manifests import Manifests
+from atoll.control.artifacts.templates import Templates
 from atoll.control.configuration import Configuration
 from atoll.control.loops.reconcile import Reconciler
-from atoll.control.manifests import Manifests
-from atoll.control.orders import Orders
 from atoll.control.service import Caller, WarmView
-from atoll.control.templates import Templates
+from atoll.control.sessions.orders import Orders
 from atoll.domain.operations import Act, Action
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.spec import OnEnd, PlacementPolicy, Spec

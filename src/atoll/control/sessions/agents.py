@@ -14,11 +14,11 @@ from typing import Any, Final
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
 from atoll.control import asgi
+from atoll.control.artifacts.giving import Giving
+from atoll.control.artifacts.moments import Moments
 from atoll.control.asgi import Receive, Scope, Send
-from atoll.control.enrollment import Enrollment
-from atoll.control.giving import Giving
-from atoll.control.moments import Moments
-from atoll.control.sessions import Sessions
+from atoll.control.hosts.enrollment import Enrollment
+from atoll.control.sessions.sessions import Sessions
 from atoll.domain.host import Host
 from atoll.planning.admission import Bucket
 from atoll.wire import agent as wire

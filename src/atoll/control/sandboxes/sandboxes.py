@@ -20,18 +20,18 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, SandboxId, is_id, new_id
+from atoll.control.artifacts.manifests import Manifests
+from atoll.control.artifacts.templates import Templates
 from atoll.control.configuration import Configuration
-from atoll.control.consoles import Consoles
-from atoll.control.hub import Hub
 from atoll.control.loops.reconcile import Reconciler
-from atoll.control.manifests import Manifests
-from atoll.control.orders import Orders
+from atoll.control.replicas.hub import Hub
+from atoll.control.sandboxes.snapshots import Snapshots, require_ready
+from atoll.control.sandboxes.usages import Usages
+from atoll.control.sandboxes.warming import Warming
 from atoll.control.service import EVERY_TEAM, Caller, EventRecord, Page, Query, revision_mismatch
-from atoll.control.snapshots import Snapshots, require_ready
-from atoll.control.templates import Templates
+from atoll.control.sessions.consoles import Consoles
+from atoll.control.sessions.orders import Orders
 from atoll.control.tokens import Tokens
-from atoll.control.usages import Usages
-from atoll.control.warming import Warming
 from atoll.domain.operations import Act, Action
 from atoll.domain.sandbox import STARTING, TERMINAL, Condition, Sandbox, State
 from atoll.domain.snapshot import State as Kept

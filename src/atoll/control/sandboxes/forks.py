@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.base.errors import AtollError, Code, Refused
-from atoll.control.sandboxes import Sandboxes
+from atoll.control.sandboxes.sandboxes import Sandboxes
+from atoll.control.sandboxes.snapshots import Taking
 from atoll.control.service import Caller
-from atoll.control.snapshots import Taking
 from atoll.domain.sandbox import STARTING, TERMINAL, Sandbox, State
 from atoll.domain.snapshot import Purpose, Snapshot
 from atoll.domain.spec import SaveMode

@@ -20,7 +20,7 @@ from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice, HostId, Prefix, new_id
 from atoll.base.units import ZERO
 from atoll.control.configuration import Configuration
-from atoll.control.directory import Directory
+from atoll.control.hosts.directory import Directory
 from atoll.domain import history
 from atoll.domain.host import LOST_AFTER_S, Admin, Health, Host, health
 from atoll.domain.inventory import Inventory, Overcommit, Registered, capacity

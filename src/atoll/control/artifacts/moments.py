@@ -21,8 +21,8 @@ from typing import Final
 
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.control import asgi
+from atoll.control.artifacts.giving import LINK_S, give_file
 from atoll.control.asgi import Receive, Scope, Send
-from atoll.control.giving import LINK_S, give_file
 from atoll.domain.host import Host
 from atoll.images.artifacts import Artifacts, Info, key_of
 from atoll.images.library import Collected

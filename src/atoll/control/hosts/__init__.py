@@ -1,0 +1,1 @@
+"""Hosts as control knows them: enrolled, remembered, looked through, drained and disabled."""

@@ -1,0 +1,1 @@
+"""What replicas, and requests inside one, tell each other."""
