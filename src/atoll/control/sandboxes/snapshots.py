@@ -246,6 +246,9 @@ class Snapshots:
             outcomes = (keeping.lost(one, now=now) for one in snapshots.held_on(conn, host_id))
             return [self._commit(conn, outcome, now) for outcome in outcomes if outcome is not None]
 
+        # Asked at each look at a host that is fenced: mostly there is nothing any more.
+        if not await self.store.read(lambda conn: snapshots.held_on(conn, host_id)):
+            return
         for done in await self.store.write(work):
             self._told(*done)
 
