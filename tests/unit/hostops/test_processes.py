@@ -36,8 +36,9 @@ def test_what_runs_and_what_does_not(sleeper):
 
 def test_a_program_in_the_midst_of_its_execve_is_waited_for(sleeper, monkeypatch):
     # The kernel shows no command line between the new memory and its arguments.
-    read, looks = Path.read_bytes, iter([b"", b""])
+    read, looks, places = Path.read_bytes, iter([b"", b"", b""]), iter([(0, 0), (4096, 4096), (4096, 8192)])
     monkeypatch.setattr(Path, "read_bytes", lambda path: next(looks, read(path)))
+    monkeypatch.setattr(processes, "_arguments_at", lambda _pid: next(places))
     assert processes.arguments(sleeper.pid) == ["sleep", "60"]
     assert next(looks, None) is None
 
