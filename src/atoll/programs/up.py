@@ -21,6 +21,7 @@ from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.client.target import Target, of_instance
 from atoll.images import signing
 from atoll.images.trust import KEYS_FILE, keep_keys
+from atoll.planning.placing import Filter
 from atoll.programs import demo, edge_config, export, instance, layout, machines, ports, probes, registry_config, supervision
 from atoll.programs.children import fingerprint
 from atoll.programs.files import exclusive, read_json
@@ -305,7 +306,13 @@ def _why_not(host: dict[str, Any]) -> str:
 
 def _first_sandbox(target: Target, steps: Steps) -> demo.Demo:
     with steps.step("first sandbox") as step:
-        shown = demo.run(target)
+        try:
+            shown = demo.run(target)
+        except Unavailable as error:
+            if str(Filter.ISOLATION_UNAVAILABLE) not in error.message:
+                raise
+            hint = "The host failed its self-test of the isolation that was asked for: `atoll doctor` names the check with its fix."
+            raise Unavailable(error.code, error.message, hint=hint) from error
         step.detail = shown.sandbox_id + (f" ({shown.isolation})" if shown.isolation else "")
     steps.say()
     for what, elapsed_ms, said in (
