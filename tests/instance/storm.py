@@ -46,6 +46,8 @@ class Storm:
     """sandbox → pid of its counter inside, or 0 when none was started."""
     asked_to_end: set[str] = field(default_factory=set)
     guests_killed: set[str] = field(default_factory=set)
+    swept: set[str] = field(default_factory=set)
+    """Ended to make room: under load a client may be told of its own later than another takes it for nobody's."""
     met: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
     lies: list[str] = field(default_factory=list)
@@ -125,6 +127,7 @@ class Storm:
             for sandbox_id in self.client.living():
                 since = self._seen_since.setdefault(sandbox_id, time.monotonic())
                 if sandbox_id not in self.known and time.monotonic() - since > YOUNG_S:
+                    self.swept.add(sandbox_id)
                     self.client.kill(sandbox_id)
 
     @contextlib.contextmanager
@@ -135,7 +138,8 @@ class Storm:
             self.done[what] += 1
         except WEATHER as error:
             self.met[f"{what}: {type(error).__name__}: {str(error)[:80]}"] += 1
-            if living and isinstance(error, NotFoundException | SandboxNotRunningException) and living not in self.guests_killed:
+            gone = isinstance(error, NotFoundException | SandboxNotRunningException)
+            if living and gone and living not in self.guests_killed and living not in self.swept:
                 self.lies.append(f"{what} in {living}: {type(error).__name__}: {error}")
 
     def settle(self, within_s: float = 120.0) -> list[str]:

@@ -129,6 +129,7 @@ class OciDriver(Moving):
         for placement_id in await self._blocking(lambda: selftest.left(self._config)):
             with contextlib.suppress(AtollError, OSError):
                 await self.remove(placement_id)
+                selftest.forget(self._config, placement_id)
         self._spawn(self._upkeep(), "upkeep")
         self._spawn(self._verify_images(), "images")
 
@@ -497,10 +498,9 @@ class OciDriver(Moving):
             return await self._start_in(order, await self._blocking(self._empty_root))
 
         try:
-            return await selftest.boot(self._config, begin, limit_s=self._boot_s())
+            with selftest.noted(self._config, order.placement_id):
+                return await selftest.boot(self._config, begin, lambda: self.remove(order.placement_id), limit_s=self._boot_s())
         finally:
-            with contextlib.suppress(AtollError, OSError):
-                await asyncio.shield(self.remove(order.placement_id))
             self._checks.discard(order.placement_id)
 
     def _boot_s(self) -> float:
