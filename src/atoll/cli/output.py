@@ -17,9 +17,7 @@ import typer
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Unavailable
 
 JSON_KEY: Final = "atoll.json"
-_NOT_FOUND: Final = frozenset(
-    {Code.SANDBOX_NOT_FOUND, Code.TEMPLATE_NOT_FOUND, Code.HOST_NOT_FOUND, Code.KEY_NOT_FOUND, Code.CONFIG_NOT_FOUND}
-)
+_NOT_FOUND: Final = frozenset(code for code in Code if code.endswith("_NOT_FOUND"))
 _USAGE: Final = frozenset({Code.INVALID_REQUEST, Code.CONFIG_INVALID})
 
 
@@ -50,14 +48,35 @@ def exit_code(error: AtollError) -> Exit:
     return Exit.USAGE if error.code in _USAGE else Exit.FAILED
 
 
+def error_of(error: AtollError) -> dict[str, str]:
+    """An error as documents have it: code, message, hint."""
+    return {"code": str(error.code), "message": error.message, "hint": error.hint}
+
+
 def show_error(error: AtollError, *, as_json: bool) -> None:
     """Say what went wrong and what to do."""
     if as_json:
-        document({"error": {"code": str(error.code), "message": error.message, "hint": error.hint}})
+        document({"error": error_of(error)})
         return
-    print(f"error: {error.message} [{error.code}]", file=sys.stderr)
-    if error.hint:
-        print(f"       {error.hint}", file=sys.stderr)
+    _say(error_of(error))
+
+
+def show_items(items: Sequence[dict[str, Any]], line: Callable[[dict[str, Any]], str], *, as_json: bool) -> None:
+    """What became of each of several: its line, or its `error` (as `error_of` makes it, or as the API tells it)."""
+    if as_json:
+        document({"items": items})
+        return
+    for item in items:
+        if item.get("error"):
+            _say(item["error"])
+        else:
+            print(line(item))
+
+
+def _say(error: dict[str, Any]) -> None:
+    print(f"error: {error['message']} [{error['code']}]", file=sys.stderr)
+    if error.get("hint"):
+        print(f"       {error['hint']}", file=sys.stderr)
 
 
 def document(value: Any) -> None:

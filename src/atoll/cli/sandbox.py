@@ -23,6 +23,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, see, 
 SandboxArgument = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id of the sandbox.", autocompletion=completion.sandboxes)]
 UserOption = Annotated[str | None, typer.Option("--user", "-u", help="User inside; otherwise the template's.")]
 ENDED = frozenset({"released", "failed"})
+RESTING = frozenset({"paused", "suspended", "stopped"})
 ASK_AGAIN_S = 20.0
 
 
@@ -448,19 +449,10 @@ def remove(
                 if every and error.code is Code.SANDBOX_NOT_FOUND:
                     continue  # it ended by itself in between
                 worst = error
-                done.append(
-                    {"id": sandbox_id, "released": False, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
-                )
+                done.append({"id": sandbox_id, "released": False, "error": output.error_of(error)})
         if wait:
             _wait_gone(api, [item["id"] for item in done if item["released"]])
-    if as_json:
-        output.document({"items": done})
-    else:
-        for item in done:
-            if item["released"]:
-                print(item["id"])
-            else:
-                print(f"error: {item['error']['message']} [{item['error']['code']}]", file=sys.stderr)
+    output.show_items(done, lambda item: str(item["id"]), as_json=as_json)
     if worst is not None:
         raise typer.Exit(int(output.exit_code(worst)))
 
@@ -482,7 +474,8 @@ def _running(api: Api, sandbox_id: str) -> dict[str, Any]:
     if state in ENDED or state == "releasing":
         raise Refused(Code.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id} has ended ({found.get('reason') or state})")
     if state != "ready":
-        raise Refused(Code.ILLEGAL_STATE, f"sandbox {sandbox_id} is {state}, not ready")
+        hint = f"`atoll sandbox resume {sandbox_id}` lets it go on." if state in RESTING else None
+        raise Refused(Code.ILLEGAL_STATE, f"sandbox {sandbox_id} is {state}, not ready", hint=hint)
     return found
 
 

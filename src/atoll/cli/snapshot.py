@@ -63,16 +63,8 @@ def remove(
                 done.append({"id": api.delete_snapshot(reference)["id"], "removed": True})
             except AtollError as error:
                 worst = error
-                told = {"code": error.code, "message": error.message, "hint": error.hint}
-                done.append({"id": reference, "removed": False, "error": told})
-    if as_json:
-        output.document({"items": done})
-    else:
-        for item in done:
-            if item["removed"]:
-                print(item["id"])
-            else:
-                print(f"error: {item['error']['message']} [{item['error']['code']}]", file=sys.stderr)
+                done.append({"id": reference, "removed": False, "error": output.error_of(error)})
+    output.show_items(done, lambda item: str(item["id"]), as_json=as_json)
     if worst is not None:
         raise typer.Exit(int(output.exit_code(worst)))
 
@@ -107,14 +99,6 @@ def fork(
     with session() as api:
         life_s = arguments.duration_s(timeout) if timeout is not None else None
         made = api.fork(sandbox, count=count, timeout_s=life_s, request_id=request_id or f"cli-{secrets.token_hex(12)}")
-    failed = [item["error"] for item in made if item.get("error")]
-    if as_json:
-        output.document({"items": made})
-    else:
-        for item in made:
-            if item.get("sandbox"):
-                print(item["sandbox"]["id"])
-            else:
-                print(f"error: {item['error']['message']} [{item['error']['code']}]", file=sys.stderr)
-    if failed:
+    output.show_items(made, lambda item: str(item["sandbox"]["id"]), as_json=as_json)
+    if any(item.get("error") for item in made):
         raise typer.Exit(int(output.Exit.FAILED))

@@ -86,7 +86,7 @@ class FakeKeeping:
     async def delete_snapshot(self, caller: Caller, reference: str) -> Snapshot:
         found = await self.find_snapshot(caller, reference)
         if any(one.spec.template_id == found.id and one.state in LIVING for one in self._of(caller)):
-            raise Refused(Code.SNAPSHOT_IN_USE, f"1 sandboxes use snapshot {found.reference!r}")
+            raise Refused(Code.SNAPSHOT_IN_USE, f"1 sandbox(es) use snapshot {found.reference!r}")
         del self.kept[found.id]
         return replace(found, state=Kept.DELETING)
 

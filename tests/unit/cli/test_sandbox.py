@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.base.errors import HINTS, Code
 from atoll.domain.sandbox import State
 from tests.unit.cli.conftest import Atoll
 
@@ -231,6 +232,23 @@ def test_rm_ends_each_and_tells_what_it_could_not(atoll: Atoll) -> None:
     assert done.exit_code == 3
     assert done.stdout.split() == [first, second]
     assert {atoll.json("sandbox", "get", "--json", one)["state"] for one in (first, second)} == {"releasing"}
+
+
+def test_a_resting_sandbox_is_said_to_rest_with_how_it_goes_on(atoll: Atoll) -> None:
+    sandbox = atoll.create()
+    assert atoll.run("sandbox", "pause", sandbox).exit_code == 0
+    done = atoll.run("sandbox", "exec", sandbox, "--", "true")
+    assert done.exit_code == 1
+    assert "is paused, not ready" in done.stderr
+    assert f"atoll sandbox resume {sandbox}" in done.stderr
+
+
+def test_what_cannot_be_removed_is_told_with_what_to_do(atoll: Atoll) -> None:
+    kept = atoll.json("sandbox", "snapshot", atoll.create(), "--name", "kept", "--json")["id"]
+    done = atoll.run("snapshot", "rm", "snp_00000000000000000000", kept)
+    assert (done.exit_code, done.stdout) == (3, f"{kept}\n")
+    assert "[SNAPSHOT_NOT_FOUND]" in done.stderr
+    assert HINTS[Code.SNAPSHOT_NOT_FOUND] in done.stderr
 
 
 def test_rm_all(atoll: Atoll) -> None:

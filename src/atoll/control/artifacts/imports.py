@@ -155,7 +155,7 @@ class Imports:
 
         def work(conn: sa.Connection) -> None:
             if count := stored.sandboxes_on(conn, template.id):
-                raise Refused(Code.TEMPLATE_IN_USE, f"{count} sandboxes use template {template.name!r}")
+                raise Refused(Code.TEMPLATE_IN_USE, f"{count} sandbox(es) use template {template.name!r}")
             stored.remove_template(conn, template.id)
             builds.remove_of_template(conn, template.id)
             operations.audit(

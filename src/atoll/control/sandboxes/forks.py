@@ -15,7 +15,7 @@ from typing import Final
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.control.sandboxes.sandboxes import Sandboxes
-from atoll.control.sandboxes.snapshots import Taking
+from atoll.control.sandboxes.snapshots import LET_IT_RUN, Taking
 from atoll.control.service import Caller
 from atoll.domain.sandbox import STARTING, TERMINAL, Sandbox, State
 from atoll.domain.snapshot import Purpose, Snapshot
@@ -41,7 +41,7 @@ class Forks:
             raise Refused(Code.INVALID_REQUEST, f"count is a whole number of 1..{COUNT_MAX}")
         parent = await self.sandboxes.get(caller, sandbox_id)
         if parent.state is not State.READY:
-            raise Refused(Code.ILLEGAL_STATE, f"sandbox {parent.id} is {parent.state}: only one that runs can be forked")
+            raise Refused(Code.ILLEGAL_STATE, f"sandbox {parent.id} is {parent.state}: only one that runs can be forked", hint=LET_IT_RUN)
         requests = [await self._request(parent, timeout_s, request_id, number) for number in range(count)]
         if request_id is not None and await self._all_known(caller, requests):
             # Said again, after all of it was done.

@@ -47,6 +47,7 @@ PATIENCE_S: Final = 55.0
 """Less than any client waits for an answer; what takes longer goes on without it."""
 HELD_MAX: Final = 1000
 """Snapshots of one team that have not ended."""
+LET_IT_RUN: Final = "Let it go on first, then try again."
 _LOOK_AGAIN_S: Final = 2.0
 _IDLE_S: Final = 60.0
 _CALLERS_FAULT: Final = frozenset({Code.NOT_SUPPORTED, Code.ILLEGAL_STATE, Code.PLACEMENT_LOST})
@@ -172,7 +173,7 @@ class Snapshots:
             if found is None or (outcome := keeping.delete(found, now=now)) is None:
                 raise not_found(reference)
             if count := snapshots.users(conn, found):
-                raise Refused(Code.SNAPSHOT_IN_USE, f"{count} sandboxes use snapshot {found.reference!r}")
+                raise Refused(Code.SNAPSHOT_IN_USE, f"{count} sandbox(es) use snapshot {found.reference!r}")
             operations.audit(conn, Act(caller.actor(), Action.SNAPSHOT_DELETE, found.id, data={"name": found.name}), at=now)
             return snapshots.commit(conn, outcome.snapshot)
 
@@ -313,7 +314,9 @@ def _takeable(sandbox: Sandbox | None, caller: Caller, sandbox_id: str) -> Sandb
     if hidden or sandbox is None or sandbox.state.value not in sandboxes.VISIBLE:
         raise Refused(Code.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id[:64]!r} was not found")
     if sandbox.state is not Sandboxes.READY:
-        raise Refused(Code.ILLEGAL_STATE, f"sandbox {sandbox.id} is {sandbox.state}: only one that runs can be kept as it is")
+        raise Refused(
+            Code.ILLEGAL_STATE, f"sandbox {sandbox.id} is {sandbox.state}: only one that runs can be kept as it is", hint=LET_IT_RUN
+        )
     return sandbox
 
 
