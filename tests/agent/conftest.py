@@ -240,12 +240,20 @@ class FakeControl:
 
     async def payloads(self, message: PayloadsWanted) -> Payloads:
         self._weather()
-        refused = [ref for ref in message.refs if self.once is not None and self.once.setdefault(ref, message.epoch) != message.epoch]
+        refused = [ref for ref in message.refs if self.once is not None and not self._gives(ref, message)]
         return Payloads(
             payloads={ref: self.wants[ref.removeprefix("pay_")].payload for ref in message.refs if ref not in refused},
             refused=refused,
             guest_tokens={i: f"token of {i}" for i in message.placements},
         )
+
+    def _gives(self, ref: str, message: PayloadsWanted) -> bool:
+        placement_id = ref.removeprefix("pay_")
+        want, start = self.wants[placement_id], f"{ref}:{self.wants[placement_id].revision}"
+        assert self.once is not None
+        if want.claimed and placement_id in message.missing:
+            self.once[start] = message.epoch
+        return self.once.setdefault(start, message.epoch) == message.epoch
 
     async def collected(self, message: Collected) -> None:
         self.collected_messages.append(message)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.agent.record import is_claimed
+from atoll.agent.handshake import lacks_init
 from atoll.base.errors import Code, Refused
 from atoll.domain.placement import Observed
 from atoll.domain.spec import Isolation, SaveMode
@@ -65,6 +65,8 @@ class Thing:
     memory: str = ""
     """What its guest remembers: a test's own words."""
     inits: list[InitPayload] = field(default_factory=list)
+    revision: int = 0
+    """Of the last init."""
 
 
 class Machine:
@@ -262,6 +264,8 @@ class MachineGuests:
         self.gate: asyncio.Event | None = None
         self.deaf = False
         """Guests do not answer when they are told to sleep."""
+        self.says_revision = True
+        """As guests do since they know of revisions."""
 
     async def lull(self, placement_id, address, token, *, awake):
         self.fuse.pass_("before lull")
@@ -284,13 +288,17 @@ class MachineGuests:
             raise self.error
         thing = self.machine.things[record.placement_id]
         assert thing.power is Power.RUNNING, "what is frozen or saved answers nobody"
-        if not thing.initialised or record.observed is Observed.SAVED or is_claimed(record):
-            content = await init()
+        hello = self._hello(record, thing)
+        if lacks_init(record, hello):
+            content = await init(hello)
             assert thing.saved is None, "it could be begun again from before this use"
             self.fuse.pass_("before init")
-            thing.initialised, thing.asleep = True, False
+            thing.initialised, thing.asleep, thing.revision = True, False, content.revision
             thing.inits.append(InitPayload(env=content.env))
             self.fuse.pass_("after init")
+        return self._hello(record, thing)
+
+    def _hello(self, record, thing):
         return Hello(
             sandbox_id=record.sandbox_id,
             placement_id=record.placement_id,
@@ -298,5 +306,6 @@ class MachineGuests:
             nonce=record.blueprint.nonce,
             guest_version="1",
             envd_version="0.6.13",
-            initialised=True,
+            initialised=thing.initialised,
+            init_revision=thing.revision if self.says_revision else None,
         )

@@ -90,7 +90,7 @@ async def meet(port, *, record=RECORD, payload=None):
     async def token():
         return Secret("t0ken")
 
-    async def init():
+    async def init(_hello):
         return init_of(record, payload or InitPayload(), clock=Clock(), dice=os.urandom)
 
     return await TcpGuests(Clock(), port=port).meet(record, "127.0.0.1", token=token, init=init)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,15 @@ import sqlalchemy as sa
 from atoll.base.errors import Code
 from atoll.domain.placement import Observed
 from atoll.domain.spec import OnExit, OnLoss
-from atoll.store.tables import PAYLOADS
+from atoll.domain.warmth import OWN_TEAM
+from atoll.store.tables import PAYLOADS, SANDBOXES
 from atoll.wire import agent as wire
 from tests.sim.test_replacement import authorize
 from tests.sim.world import BRISK, Agent, World
 
 SECRET = "s3cr3t-of-the-client"
 CLASS = "comes-back"
+READY = sa.select(sa.func.count()).where(SANDBOXES.c.team_id == OWN_TEAM, SANDBOXES.c.state == "ready")
 
 
 @pytest.fixture(autouse=True)
@@ -195,3 +198,44 @@ async def test_what_gives_no_power_outside_is_given_as_often_as_it_is_asked_for(
     await successor.poll()
     assert sandbox_id in (await successor.fetch(command)).payloads
     assert (await world.show(sandbox_id))["bootstrapExposed"] is False
+
+
+async def claimed(world: World, agent: Agent) -> tuple[str, wire.Command]:
+    """A create that has taken over a guest made ahead, and the command that says so; its payload is with the first run."""
+    async with agent.at_work():
+        answer = await world.call("PUT", "/v1/templates/base/warm", json={"count": 1})
+        assert answer.status_code == 200, answer.text
+        async with asyncio.timeout(10):
+            while not await world.store.read(lambda conn: conn.execute(READY).scalar_one()):
+                await asyncio.sleep(0.02)
+    answer = await world.call("PUT", "/v1/templates/base/warm", json={"count": 0})
+    assert answer.status_code == 200, answer.text
+    sandbox_id = await world.accept(timeoutSeconds=3600, env={"A": SECRET})
+    command = await agent.wanted()
+    assert command.claimed
+    assert (await agent.fetch(command)).payloads[sandbox_id].env["A"] == SECRET
+    return sandbox_id, command
+
+
+async def test_the_next_run_gets_what_a_claimed_guest_says_that_it_lacks(world: World, agent: Agent) -> None:
+    sandbox_id, command = await claimed(world, agent)
+    successor = agent.next_run()
+    await successor.poll()
+    assert (await successor.fetch(command)).refused == [sandbox_id], "nobody has said what became of it"
+    assert (await successor.fetch(command, missing=True)).payloads[sandbox_id].env["A"] == SECRET
+    assert (await kinds(world, sandbox_id)).count("sandbox.bootstrap_exposed") == 1
+    assert (await successor.fetch(command)).payloads[sandbox_id].env["A"] == SECRET, "from then on it is this run's"
+    successor.see(
+        command.placement_id, observed=Observed.RUNNING, ready=True, address="10.64.0.2", applied_revision=command.desired_revision
+    )
+    await successor.observe()
+    assert (await world.show(sandbox_id))["state"] == "ready"
+    assert (await successor.fetch(command, missing=True)).refused == [sandbox_id], "it has said that it has it"
+
+
+async def test_of_a_guest_that_its_run_has_begun_no_word_counts(world: World, agent: Agent) -> None:
+    """Another one may have been there before it, and have had the payload."""
+    sandbox_id, command = await delivered(world, agent)
+    successor = agent.next_run()
+    await successor.poll()
+    assert (await successor.fetch(command, missing=True)).refused == [sandbox_id]

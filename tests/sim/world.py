@@ -486,10 +486,14 @@ class Agent:
             snapshots={},
         )
 
-    async def fetch(self, command: wire.Command) -> wire.Payloads:
-        """What this command refers to, asked for as by a guest that is there to take it."""
+    async def fetch(self, command: wire.Command, *, missing: bool = False) -> wire.Payloads:
+        """What this command refers to, asked for as by a guest that is there to take it. `missing`: which has said that it lacks it."""
         wanted = wire.PayloadsWanted(
-            host_id=self.host_id, epoch=self.epoch, refs=[command.payload_ref or ""], placements=[command.placement_id]
+            host_id=self.host_id,
+            epoch=self.epoch,
+            refs=[command.payload_ref or ""],
+            placements=[command.placement_id],
+            missing=[command.placement_id] if missing else [],
         )
         answer = wire.Payloads.model_validate(await self._post("payloads", wanted))
         self.payloads.update(answer.payloads)

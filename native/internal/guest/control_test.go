@@ -69,6 +69,9 @@ func TestGoldenMessages(t *testing.T) {
 	if status, body = call("POST", "/atoll/init", init); status != http.StatusNoContent || body != "" {
 		t.Fatalf("%d %s", status, body)
 	}
+	if _, body = call("GET", "/atoll/hello", ""); !strings.Contains(body, `"init_revision":2`) {
+		t.Fatalf("which init it has taken is not said: %s", body)
+	}
 	content, err := os.ReadFile(b.root + "/run/e2b/.E2B_SANDBOX")
 	must(t, err)
 	values := b.guest.settings.Current()
@@ -258,7 +261,8 @@ func TestARestoredGuestTakesItsNewName(t *testing.T) {
 		t.Fatalf("nobody has spoken to it as another yet: %d %s", status, body)
 	}
 	status, body := hello(b.sign(clone))
-	if status != 200 || !strings.Contains(body, `"sandbox_id":"iclone"`) || !strings.Contains(body, `"initialised":false`) {
+	if status != 200 || !strings.Contains(body, `"sandbox_id":"iclone"`) || !strings.Contains(body, `"initialised":false`) ||
+		!strings.Contains(body, `"init_revision":0`) {
 		t.Fatalf("%d %s", status, body)
 	}
 	if status, _ := hello(mine); status != 401 {

@@ -210,8 +210,8 @@ class Agent:
             await probe
             group.create_task(health.keep_probing())
 
-    async def _fetch(self, refs: list[str], placement_ids: list[str]) -> Payloads:
-        return await self._session.fetch_payloads(refs, placement_ids)
+    async def _fetch(self, refs: list[str], placement_ids: list[str], missing: list[str]) -> Payloads:
+        return await self._session.fetch_payloads(refs, placement_ids, missing)
 
     async def _tell_snapshot(self, seen: SnapshotSeen) -> None:
         await self._session.tell_snapshot(seen)

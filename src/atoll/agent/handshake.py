@@ -3,7 +3,8 @@
 Theory of operation. The guest proves itself by naming sandbox, placement, generation and nonce; the agent proves itself by a token of
 the deployment for exactly these. Anything else that answers at the address is GUEST_IDENTITY_MISMATCH at once: waiting would not turn
 it into the right one. What does not answer, or is not up yet, is tried again: each 2 ms at first, because that is what a create's time
-consists of, then more slowly. Init is idempotent, so a lost answer is harmless. A guest that says it is initialised is left as it is.
+consists of, then more slowly. Init is idempotent, so a lost answer is harmless. A guest that says it is initialised is left as it is; one
+that was made ahead, when it says that its last init is of the revision that handed it over.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Guests(Protocol):
     """How the agent meets guests; the simulator has its own."""
 
     async def meet(
-        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[], Awaitable[Init]]
+        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[Hello], Awaitable[Init]]
     ) -> Hello:
         """Return when the guest at `address` has proved itself and is initialised.
 
@@ -68,7 +69,7 @@ class TcpGuests:
         self._port = port
 
     async def meet(
-        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[], Awaitable[Init]]
+        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[Hello], Awaitable[Init]]
     ) -> Hello:
         """See Guests."""
         assert record.blueprint is not None
@@ -128,17 +129,24 @@ class TcpGuests:
         with contextlib.closing(line):
             return check_hello(record, *await line.call("GET", "/atoll/hello", token=token, within_s=CALL_S))
 
-    async def _once(self, record: Record, address: str, token: Secret, init: Callable[[], Awaitable[Init]], connect_s: float) -> Hello:
+    async def _once(self, record: Record, address: str, token: Secret, init: Callable[[Hello], Awaitable[Init]], connect_s: float) -> Hello:
         line = await GuestLine.open(address, self._port, within_s=connect_s)
         with contextlib.closing(line):
             status, body = await line.call("GET", "/atoll/hello", token=token, within_s=CALL_S)
             hello = check_hello(record, status, body)
-            if not hello.initialised or record.observed is Observed.SAVED or is_claimed(record):
-                # Of a guest that could not be told to sleep before it was saved, the settings are those of then; of one that was made
-                # ahead, nobody's.
-                content = (await init()).model_dump_json().encode()
+            if lacks_init(record, hello):
+                content = (await init(hello)).model_dump_json().encode()
                 check_init(*await line.call("POST", "/atoll/init", token=token, body=content, within_s=CALL_S))
             return hello
+
+
+def lacks_init(record: Record, hello: Hello) -> bool:
+    """Whether a guest that says this has yet to get what its sandbox is given."""
+    if not hello.initialised or record.observed is Observed.SAVED:
+        # Of one that could not be told to sleep before it was saved, the settings are those of then.
+        return True
+    # Of one that was made ahead they are nobody's, unless an earlier run has got as far as this.
+    return is_claimed(record) and hello.init_revision != record.desired_revision
 
 
 def waits(record: Record) -> bool:
@@ -191,4 +199,5 @@ def init_of(record: Record, payload: InitPayload, *, clock: Clock, dice: Dice) -
         entropy=base64.b64encode(dice(ENTROPY_BYTES)).decode(),
         hostname=record.blueprint.hostname,
         files=[InitFile.model_validate(file) for file in payload.files],
+        revision=record.desired_revision,
     )

@@ -253,7 +253,8 @@ def exited(record: Record, *, reason: str, detail: str | None, restart: bool = F
 def is_claimed(record: Record) -> bool:
     """Whether its guest, which is ready for nobody, has yet to get what a create has brought for it."""
     blueprint = record.blueprint
-    return blueprint is not None and blueprint.claimed and record.applied_revision < record.desired_revision
+    # What control has seen carried out is somebody's and in use, though this agent has lost its memory of that.
+    return blueprint is not None and blueprint.claimed and not blueprint.begun and record.applied_revision < record.desired_revision
 
 
 def restart_pause_s(record: Record) -> float:

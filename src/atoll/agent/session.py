@@ -388,10 +388,11 @@ class Session:
         await self.established.wait()
         await self._transport.observe(Observe(host_id=self._identity.host_id, epoch=self._run.epoch, observations=[], snapshots=[seen]))
 
-    async def fetch_payloads(self, refs: list[str], placement_ids: list[str]) -> Payloads:
+    async def fetch_payloads(self, refs: list[str], placement_ids: list[str], missing: list[str]) -> Payloads:
         """Ask control for payloads and guest tokens that this run never had (vault.Fetch)."""
         await self.established.wait()
-        wanted = PayloadsWanted(host_id=self._identity.host_id, epoch=self._run.epoch, refs=refs, placements=placement_ids)
+        run = self._run.epoch
+        wanted = PayloadsWanted(host_id=self._identity.host_id, epoch=run, refs=refs, placements=placement_ids, missing=missing)
         return await self._transport.payloads(wanted)
 
     async def _collect(self, wish: Collect) -> None:

@@ -44,6 +44,7 @@ from atoll.domain.spec import Isolation, OnEnd, OnExit, OnLeaseExpiry, SaveMode
 from atoll.drivers.port import Driver, Order, Power, Seen
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
+from atoll.wire.guest import Hello
 
 log = get_logger()
 
@@ -179,16 +180,18 @@ class Steps:
         if not self._driver(record).capabilities.guest_handshake:
             return None
         hello = await self._guests.meet(
-            record, address, token=lambda: self._vault.token(record.placement_id), init=lambda: self._init(record)
+            record, address, token=lambda: self._vault.token(record.placement_id), init=lambda hello: self._init(record, hello)
         )
         return hello.guest_version[:VERSION_MAX] or None
 
-    async def _init(self, record: Record) -> Any:
+    async def _init(self, record: Record, hello: Hello) -> Any:
         assert record.blueprint is not None
         if record.observed is Observed.SAVED or record.blueprint.moment is not None:
             # From here on somebody may use it, and what it was restored from is the past.
             await self._driver(record).discard(record.placement_id)
-        payload = await self._vault.payload(record.placement_id, record.blueprint.payload_ref)
+        # A claimed guest has no other begun in its place: what an earlier run was given for it, and it has not, nobody has had.
+        missing = is_claimed(record) and hello.initialised and hello.init_revision is not None
+        payload = await self._vault.payload(record.placement_id, record.blueprint.payload_ref, missing=missing)
         return init_of(record, payload, clock=self._clock, dice=self._dice)
 
     async def _start(self, record: Record) -> tuple[str, str | None]:

@@ -2,7 +2,8 @@
 
 Theory of operation. A command brings its token with it, and its payload where that gives no power outside; they wait here until the guest is
 initialised, and are gone after that. What is not here is asked for (POST /payloads), a payload only when its guest has proved itself, until
-it comes or the guest's time is over. Control gives a payload to one run: another one is refused, and that ends the start.
+it comes or the guest's time is over. Control gives a payload to one run: another one is refused, and that ends the start, unless it is of a
+claimed guest that has said itself that the payload is missing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from atoll.base.ids import Dice
 from atoll.base.secret import Secret
 from atoll.wire.agent import InitPayload, Payloads
 
-Fetch = Callable[[list[str], list[str]], Awaitable[Payloads]]
-"""`await fetch(refs, placement_ids)`."""
+Fetch = Callable[[list[str], list[str], list[str]], Awaitable[Payloads]]
+"""`await fetch(refs, placement_ids, missing)`."""
 
 
 @dataclass(slots=True)
@@ -67,20 +68,23 @@ class Vault:
             await self._ask(placement_id, None, entry, backoff)
         return entry.token
 
-    async def payload(self, placement_id: str, ref: str | None) -> InitPayload:
-        """The init payload; waits until there is one. Without a reference it is empty. *Errors*: Refused BOOTSTRAP_DELIVERED."""
+    async def payload(self, placement_id: str, ref: str | None, *, missing: bool = False) -> InitPayload:
+        """The init payload; waits until there is one. Without a reference it is empty. `missing`: its guest has said that it lacks it.
+
+        *Errors*: Refused BOOTSTRAP_DELIVERED.
+        """
         if ref is None:
             return InitPayload()
         entry = self._entries.setdefault(placement_id, _Entry())
         backoff = Backoff(self._dice, first_s=0.05, most_s=2.0)
         while entry.payload is None:
-            await self._ask(placement_id, ref, entry, backoff)
+            await self._ask(placement_id, ref, entry, backoff, missing=missing)
         return entry.payload
 
-    async def _ask(self, placement_id: str, ref: str | None, entry: _Entry, backoff: Backoff) -> None:
+    async def _ask(self, placement_id: str, ref: str | None, entry: _Entry, backoff: Backoff, *, missing: bool = False) -> None:
         entry.changed.clear()
         try:
-            answer = await self._fetch([ref] if ref else [], [placement_id])
+            answer = await self._fetch([ref] if ref else [], [placement_id], [placement_id] if missing else [])
         except AtollError:
             answer = Payloads()
         if ref is not None and ref in answer.refused:

@@ -3,8 +3,9 @@
 Theory of operation. One row a sandbox, kept until that ends, since what is suspended needs it once more. What is in one may give its guest power outside, so it is
 given once for each start (the id of a delivery is that of the start's command), and to one agent run: that is written down, with
 `bootstrap_exposed`, before a byte leaves. The same run may ask again, since its answer may have been lost. Any other run is refused: what
-became of the first delivery is not known to it. A guest that has what it needs says so in its handshake and is given nothing. That it is
-ready is the receipt; after it nobody gets that delivery. A payload that gives no power outside (`exposes` is false) may be given as often as
+became of the first delivery is not known to it, unless the guest is one that was made ahead, which is the only one that its placement ever
+has, and says that it has not got it. A guest that has what it needs says so in its handshake and is given nothing. That it is ready is the
+receipt; after it nobody gets that delivery. A payload that gives no power outside (`exposes` is false) may be given as often as
 it is asked for.
 """
 
@@ -59,8 +60,8 @@ def delivery_of(placement: Placement) -> str:
     return command_id(placement.id, placement.generation, placement.desired_revision)
 
 
-def deliver(conn: sa.Connection, placement: Placement, *, epoch: str) -> Sealed:
-    """Write down that this run of the host's agent gets the payload for this start.
+def deliver(conn: sa.Connection, placement: Placement, *, epoch: str, lacks: bool = False) -> Sealed:
+    """Write down that this run of the host's agent gets the payload for this start. `lacks`: its one guest has said that it has not got it.
 
     *Errors*: Refused BOOTSTRAP_DELIVERED when another run has got it, or its guest has. *Idempotency*: the same run may ask again.
     """
@@ -68,9 +69,9 @@ def deliver(conn: sa.Connection, placement: Placement, *, epoch: str) -> Sealed:
     delivery = delivery_of(placement)
     if row is None or row["receipt"] == delivery:
         raise Refused(Code.BOOTSTRAP_DELIVERED, f"the guest of {delivery} has said that it has its payload")
-    if row["delivery"] == delivery and row["delivered_to"] != epoch:
+    if row["delivery"] == delivery and row["delivered_to"] != epoch and not lacks:
         raise Refused(Code.BOOTSTRAP_DELIVERED, f"the payload of {delivery} was given to another run of the agent")
-    if row["delivery"] != delivery:
+    if (row["delivery"], row["delivered_to"]) != (delivery, epoch):
         _DELIVERED.run(conn, {"of_id": placement.sandbox_id, "delivery": delivery, "delivered_to": epoch})
     return Sealed(row["sealed"], row["exposes"])
 

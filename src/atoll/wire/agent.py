@@ -423,6 +423,9 @@ class PayloadsWanted(Message):
     refs: list[str] = Field(max_length=COMMANDS_PER_POLL_MAX)
     placements: list[str] = Field(default_factory=list, max_length=COMMANDS_PER_POLL_MAX)
     """Placements under way whose guest token the agent has lost with its memory."""
+    missing: list[str] = Field(default_factory=list, max_length=COMMANDS_PER_POLL_MAX)
+    """Placements of claimed guests that have said themselves that what the create brought has not reached them. Such a placement has one
+    guest, ever: to give it there once more is not to give it to two."""
 
 
 class Payloads(Message):

@@ -71,6 +71,8 @@ class Hello(BaseModel):
     """How far the image's own command is: none, starting, ready, failed."""
     start_detail: str = ""
     """What the last try said, for people."""
+    init_revision: int | None = None
+    """`Init.revision` of the last init that it has taken; 0: none since it is this one's. None: it is of a version that does not say."""
 
 
 class InitFile(BaseModel):
@@ -92,6 +94,8 @@ class Init(BaseModel):
     entropy: str | None = None
     hostname: str | None = None
     files: list[InitFile] = Field(default_factory=list)
+    revision: int = 0
+    """The desired revision that it is of. Its guest says it in its hello: whoever has lost track of an init can tell whether it came."""
 
 
 def claims(*, sandbox_id: str, placement_id: str, generation: int, nonce: str, scope: str) -> dict[str, str | int | list[str]]:

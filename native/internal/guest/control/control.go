@@ -127,11 +127,18 @@ type helloAnswer struct {
 	Start           string `json:"start"`
 	StartDetail     string `json:"start_detail"`
 	BootMonotonicMS int64  `json:"boot_monotonic_ms"`
+	// InitRevision is of the last init that was taken; 0 before the first.
+	InitRevision int64 `json:"init_revision"`
 }
 
 func (c *Control) hello(w http.ResponseWriter) {
 	state, detail := c.start.State()
 	who := c.config.Load()
+	latest := c.settings.Latest()
+	var revision int64
+	if latest != nil {
+		revision = latest.Revision
+	}
 	answer.JSON(w, http.StatusOK, helloAnswer{
 		SandboxID:       who.SandboxID,
 		PlacementID:     who.PlacementID,
@@ -140,10 +147,11 @@ func (c *Control) hello(w http.ResponseWriter) {
 		GuestVersion:    version.Version,
 		EnvdVersion:     EnvdVersion,
 		Protocol:        protocolRange{protocolMin, protocolMax},
-		Initialised:     c.settings.Latest() != nil,
+		Initialised:     latest != nil,
 		Start:           state,
 		StartDetail:     detail,
 		BootMonotonicMS: c.bootMS,
+		InitRevision:    revision,
 	})
 }
 
@@ -156,6 +164,7 @@ type initRequest struct {
 	Entropy        *string           `json:"entropy"`
 	Hostname       *string           `json:"hostname"`
 	Files          []initFile        `json:"files"`
+	Revision       int64             `json:"revision"`
 }
 
 type initFile struct {
@@ -213,6 +222,7 @@ func parseInit(body []byte) (*initPlan, error) {
 		AccessToken:    settings.Secret(deref(request.AccessToken)),
 		DefaultUser:    request.DefaultUser,
 		DefaultWorkdir: deref(request.DefaultWorkdir),
+		Revision:       request.Revision,
 	}}
 	if plan.values.DefaultUser == "" {
 		plan.values.DefaultUser = defaultUser

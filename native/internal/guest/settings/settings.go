@@ -15,6 +15,8 @@ type Values struct {
 	AccessToken    Secret
 	DefaultUser    string
 	DefaultWorkdir string
+	// Revision names the init: it is said again in every hello.
+	Revision int64
 }
 
 // Secret is a string that never shows itself in logs or errors. The empty secret means "none is set".

@@ -7,7 +7,7 @@ the sandbox's `bootstrap_exposed`: from then on nobody knows what the guest may 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ from atoll.domain.command import Kind
 from atoll.domain.host import Host
 from atoll.domain.placement import Holding
 from atoll.domain.sandbox import TERMINAL
+from atoll.planning.claiming import CLAIMED
 from atoll.planning.stimuli import BootstrapExposed
 from atoll.store import facts, hosts, payloads
 from atoll.store.engine import Store
@@ -56,7 +57,7 @@ class Deliveries:
                 # Not looked at: it is asked for again.
                 break
             try:
-                given = await self._deliver(host, reference, epoch=message.epoch, unless=unless)
+                given = await self._deliver(host, reference, epoch=message.epoch, missing=message.missing, unless=unless)
             except Refused as error:
                 if error.code is not Code.BOOTSTRAP_DELIVERED:
                     raise
@@ -72,7 +73,9 @@ class Deliveries:
         )
         return answer
 
-    async def _deliver(self, host: Host, sandbox_id: str, *, epoch: str, unless: Callable[[sa.Connection], None]) -> Delivered | None:
+    async def _deliver(
+        self, host: Host, sandbox_id: str, *, epoch: str, missing: Sequence[str], unless: Callable[[sa.Connection], None]
+    ) -> Delivered | None:
         now = self.clock.now()
 
         def work(conn: sa.Connection) -> Delivered | None:
@@ -91,7 +94,9 @@ class Deliveries:
                 return facts.Committed(found.sandbox, placement, changed=False), sealed
             done = facts.advance_sandbox(conn, sandbox_id, BootstrapExposed(placement.id), now=now, ids=self.reconciler.event_id)
             assert done is not None
-            return done, payloads.deliver(conn, placement, epoch=epoch)
+            # Of what is begun by its agent nobody can say this: a first guest may have had it, and have ended.
+            lacks = placement.desired_reason == CLAIMED and placement.id in missing
+            return done, payloads.deliver(conn, placement, epoch=epoch, lacks=lacks)
 
         return await self.store.write(work, tell=self._told)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from atoll.agent.handshake import lacks_init
 from atoll.agent.journal import Job, Journal
 from atoll.agent.record import Record
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
@@ -161,7 +162,7 @@ class SimGuests:
         """Told what a guest gets, before it takes it; raises when that is wrong."""
 
     async def meet(
-        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[], Awaitable[Init]]
+        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[Hello], Awaitable[Init]]
     ) -> Hello:
         """See Guests."""
         blueprint = record.blueprint
@@ -174,9 +175,9 @@ class SimGuests:
                 order = self._machine.placements[record.placement_id].order
                 if (order.nonce, order.generation, order.sandbox_id) != (blueprint.nonce, record.generation, record.sandbox_id):
                     raise Refused(Code.GUEST_IDENTITY_MISMATCH, "another guest answered")
-                before = record.placement_id in self._machine.initialised
-                if not before:
-                    content = await init()
+                hello = self._hello(record)
+                if lacks_init(record, hello):
+                    content = await init(hello)
                     await asyncio.sleep(_MEET_S / 5)
                     self._process.check()
                     if self._answers(record.placement_id):
@@ -186,14 +187,20 @@ class SimGuests:
                         self._machine.placements[record.placement_id].memory = self._machine.remembers(record.sandbox_id)
         except TimeoutError:
             raise Refused(Code.GUEST_BOOT_TIMEOUT, f"the guest was not ready within {blueprint.ready_s:g} s") from None
+        return hello
+
+    def _hello(self, record: Record) -> Hello:
+        assert record.blueprint is not None
+        known = self._machine.initialised.get(record.placement_id)
         return Hello(
             sandbox_id=record.sandbox_id,
             placement_id=record.placement_id,
             generation=record.generation,
-            nonce=blueprint.nonce,
+            nonce=record.blueprint.nonce,
             guest_version="sim",
             envd_version="sim",
-            initialised=before,
+            initialised=known is not None,
+            init_revision=known.revision if known is not None else 0,
         )
 
     async def lull(self, placement_id: str, address: str, token: Secret | None, *, awake: bool) -> bool:
