@@ -29,7 +29,7 @@ from atoll.control.compose import Control
 from atoll.domain.spec import Isolation
 from atoll.drivers.fake.driver import FakeDriver, FakeMachine
 from atoll.drivers.port import Mark, Power
-from atoll.store import backup, facts, hosts
+from atoll.store import backup, facts, hosts, warmth
 from atoll.testing.sim.network import post
 from atoll.wire import agent as wire
 from tests.sim.world import World
@@ -82,7 +82,7 @@ class Host:
 
     async def join(self) -> None:
         token = await self.world.token(self.name)
-        facts_of = wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=8192, disk_mib=65_536, boot_id="boot-1")
+        facts_of = wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=8192, disk_mib=65_536, boot_id="boot-1", claims=True)
         enrolled = await self.world.running.enrollment.enroll(wire.Enroll(token=token, name=self.name, capacity=CAPACITY, facts=facts_of))
         self.identity = Identity(enrolled.host_id, enrolled.install_id, Secret(enrolled.credential), 1)
         self.line = Line(self.control, Secret(enrolled.credential))
@@ -103,7 +103,7 @@ class Host:
         config = AgentConfig(
             state_directory=self.directory,
             control_url="http://localhost",
-            facts=wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=8192, disk_mib=65_536, boot_id="boot-1"),
+            facts=wire.HostFacts(arch="x86_64", cpu_count=2, memory_mib=8192, disk_mib=65_536, boot_id="boot-1", claims=True),
             agent_version="0.1.0",
             disk_reserve_mib=0,
         )
@@ -339,6 +339,24 @@ async def test_a_team_that_was_made_since_is_not_guessed(tmp_path: Path) -> None
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
         assert machine.running() == {theirs}
+
+
+async def test_what_was_made_ahead_since_a_backup_of_before_is_given_up(tmp_path: Path) -> None:
+    """Nothing had ever been kept warm when the backup was made: its host has something of a team that no record knows, and that there always is."""
+    async with deployment(tmp_path, "one") as (world, (machine,)):
+        file = back_up(world)
+        answer = await world.call("PUT", "/v1/templates/base/warm", json={"count": 2})
+        assert answer.status_code == 200, answer.text
+        async with asyncio.timeout(20):
+            while len(await world.store.read(warmth.guests)) < 2 or len(machine.running()) < 2:
+                await asyncio.sleep(0.02)
+        await take_back(world, file)
+        await settled(world, machine)
+        async with asyncio.timeout(20):
+            while machine.things.placements or await world.store.read(warmth.guests):
+                await asyncio.sleep(0.02)
+        assert (await world.used(machine.id)).slots == 0
+        await ready(world)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

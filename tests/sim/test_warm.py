@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ import sqlalchemy as sa
 from atoll.base.units import Vector
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
+from atoll.domain.spec import OnEnd, OnLeaseExpiry, OnLoss
 from atoll.domain.warmth import OWN_TEAM
 from atoll.store import warmth
 from atoll.store.tables import EVENTS, SANDBOXES, TEMPLATES
 from atoll.wire import agent as wire
-from tests.sim.world import Agent, Refusal, World, failing, obedient
+from tests.sim.world import BRISK, Agent, Refusal, World, failing, obedient
 
 
 async def keep(world: World, count: int, **body: Any) -> dict[str, Any]:
@@ -292,3 +294,22 @@ async def test_events_from_before_a_claim_are_not_shown(world: World, agent: Age
         assert {team for _, team in rows[:3]} == {OWN_TEAM}
         found = await world.store.read(warmth.guests)
         assert made["id"] not in {one.id for one in found}
+
+
+async def test_what_is_lost_waits_for_nobody(world: World, agent: Agent) -> None:
+    """Whatever its class does with what somebody has: nobody would give it a word, or bring it back from rest."""
+    configuration = world.running.configuration
+    policy = replace(BRISK, name="stays", on_loss=OnLoss.REPLACE, on_lease_expiry=OnLeaseExpiry.SUSPEND)
+    configuration.current = replace(configuration.current, classes={**configuration.current.classes, "stays": policy})
+    async with agent.at_work():
+        await keep(world, 1, **{"class": "stays"})
+        await until_warm(world, 1)
+        (one,) = await warm_ids(world)
+        spec = agent.commands[-1].spec
+        assert spec is not None
+        assert (spec.on_loss, spec.on_lease_expiry, spec.on_end) == (OnLoss.END, OnLeaseExpiry.END, OnEnd.KILL)
+        made = await world.create(**{"class": "stays"})
+        assert made["id"] == one
+        spec = agent.commands[-1].spec
+        assert spec is not None
+        assert (spec.on_loss, spec.on_lease_expiry) == (OnLoss.REPLACE, OnLeaseExpiry.SUSPEND), "and a create's own is as its class says"

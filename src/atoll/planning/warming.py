@@ -119,7 +119,7 @@ def _sorted_out(
     good: dict[str, list[Guest]] = {pool: [] for pool in counts}
     retire: list[tuple[str, Code]] = []
     for guest in sorted(guests, key=lambda one: (one.state is not State.READY, one.created_at, one.id)):
-        if guest.state not in KEPT:
+        if guest.state is State.RELEASING:
             continue
         why = _useless(guest, counts, hosts, now=now)
         counted = guest.host_id not in unheard
@@ -167,7 +167,8 @@ def _makes(
 
 def _useless(guest: Guest, counts: Mapping[str, int], hosts: Mapping[str, Advert], *, now: float) -> Code | None:
     """Why nobody will have this guest."""
-    if guest.pool not in counts:
+    if guest.pool not in counts or guest.state not in KEPT:
+        # One that came to rest is nothing that a create could take.
         return Code.WARM_OUTDATED
     advert = hosts.get(guest.host_id) if guest.host_id is not None else None
     if advert is not None and advert.host.admin is not Admin.ACTIVE:

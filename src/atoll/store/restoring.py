@@ -22,9 +22,10 @@ from atoll.domain import history
 from atoll.domain.account import Account
 from atoll.domain.placement import Holding
 from atoll.domain.sandbox import TERMINAL, Condition, State
+from atoll.domain.warmth import OWN_TEAM
 from atoll.planning import restoring as planning
 from atoll.planning.stimuli import Facts
-from atoll.store import facts, hints, payloads, rows, tallies
+from atoll.store import facts, hints, payloads, rows, tallies, warmth
 from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, EVENTS, HOSTS, PLACEMENTS, SANDBOXES, TEAMS
 
 _INCARNATION: Final = sa.select(DEPLOYMENT.c.incarnation)
@@ -160,6 +161,9 @@ def take(conn: sa.Connection, account: Account, *, host_id: str, now: float, ids
     known = facts.load(conn, account.sandbox_id)
     if on_record is not None:
         return _caught_up(conn, account, known, now=now, ids=ids) if on_record == host_id else (Taken.UNKNOWN, None)
+    if at is not None and account.team_id == OWN_TEAM:
+        # Made ahead since the backup, maybe where nothing had ever been kept warm then.
+        warmth.own_team(conn, now=now)
     if at is None or not _team_is_known(conn, account.team_id):
         return Taken.UNKNOWN, None
     found = planning.found(account, known, host_id=host_id, restored_at=at, now=now)

@@ -69,7 +69,7 @@ def put_policy(conn: sa.Connection, policy: WarmPolicy) -> WarmPolicy:
         return after
     values = {"count": after.count, "revision": after.revision, "updated_at": after.updated_at, "short_since": None, "problem": None}
     if known is None:
-        _own_team(conn, now=after.updated_at)
+        own_team(conn, now=after.updated_at)
         conn.execute(sa.insert(WARM_POLICIES), {**dict(zip(_KIND, after.kind, strict=True)), **values})
     else:
         conn.execute(sa.update(WARM_POLICIES).where(*_is(policy)).values(values))
@@ -116,7 +116,7 @@ def _policy(row: sa.RowMapping) -> WarmPolicy:
     )
 
 
-def _own_team(conn: sa.Connection, *, now: float) -> None:
+def own_team(conn: sa.Connection, *, now: float) -> None:
     """The deployment's own team is on record: sandboxes have a team. Somebody else's may have its name already."""
     if conn.execute(sa.select(TEAMS.c.id).where(TEAMS.c.id == OWN_TEAM)).first() is not None:
         return

@@ -25,7 +25,7 @@ from atoll.control.service import Caller, WarmView
 from atoll.control.sessions.orders import Orders
 from atoll.domain.operations import Act, Action
 from atoll.domain.sandbox import Sandbox, State
-from atoll.domain.spec import OnEnd, PlacementPolicy, Spec
+from atoll.domain.spec import OnEnd, OnLeaseExpiry, OnLoss, PlacementPolicy, Spec
 from atoll.domain.template import Template
 from atoll.domain.warmth import COUNT_MAX, OWN_CLIENT, OWN_TEAM, WarmPolicy
 from atoll.planning import claiming, resolve, warming
@@ -229,6 +229,9 @@ def _ahead(spec: Spec, prefer_host: str) -> Spec:
         timeout_s=int(LIFE_S),
         timeout_s_max=int(LIFE_S),
         on_end=OnEnd.KILL,
+        # Lost, or not heard of for long, it is made anew: nobody is there who would give it a word, or resume it.
+        on_loss=OnLoss.END,
+        on_lease_expiry=OnLeaseExpiry.END,
         auto_resume=False,
         no_capacity_s=0.0,
         attempts_max=1,
