@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,17 +12,20 @@ import pytest
 import sqlalchemy as sa
 
 from atoll.agent import agent as agents
-from atoll.agent import leases, settling, steps
+from atoll.agent import handshake, leases, session, settling, steps
 from atoll.base.units import ZERO
 from atoll.control.loops.fencing import SKEW_S, Fencing
 from atoll.control.loops.following import Following
+from atoll.control.loops.warming import WarmKeeper
+from atoll.control.sandboxes import warming
 from atoll.control.sessions.orders import Orders
 from atoll.domain.command import Kind as Wanted
 from atoll.domain.host import LEASE_S
 from atoll.domain.placement import Holding
-from atoll.planning import placing, reconcile, replacing, storing
+from atoll.planning import claiming, placing, reconcile, replacing, storing
+from atoll.planning import restoring as planning_restoring
 from atoll.planning.fleet import Fleet
-from atoll.store import facts, hints, hosts, moments, restoring
+from atoll.store import facts, hints, hosts, moments, restoring, tallies
 from atoll.store.prepared import Prepared
 from atoll.store.tables import HOSTS, SANDBOXES
 from atoll.testing.sim.scenario import Fault, Kind, Scenario, Step, Wish
@@ -292,6 +296,45 @@ def what_rests_in_the_store_is_not_ordered_away(patch: pytest.MonkeyPatch) -> No
     patch.setattr(storing, "ordered_away", kept)
 
 
+def a_claimed_guest_is_still_claimable(patch: pytest.MonkeyPatch) -> None:
+    right = claiming.claimed
+
+    def claimed(found: Any, stimulus: Any, now: float) -> Any:
+        outcome = right(found, stimulus, now)
+        return outcome and replace(outcome, sandbox=replace(outcome.sandbox, claimable=found.sandbox.claimable))
+
+    patch.setattr(claiming, "claimed", claimed)
+
+
+def a_claimed_guest_keeps_what_it_was_made_with(patch: pytest.MonkeyPatch) -> None:
+    """Its agent takes what was ready for nobody for what is ready."""
+    for module in (steps, handshake, session):
+        patch.setattr(module, "is_claimed", lambda _record: False)
+
+
+def what_is_made_ahead_is_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tallies, "_counts", lambda _team_id: True)
+
+
+def guests_of_an_old_build_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(claiming, "_FIXED", tuple(name for name in claiming._FIXED if name not in ("image", "manifest")))
+    anew = functools.lru_cache(claiming.pool_of.__wrapped__)
+    for module in (claiming, warming):
+        patch.setattr(module, "pool_of", anew)
+
+
+def guests_that_nobody_wants_stay(patch: pytest.MonkeyPatch) -> None:
+    async def kept(_self: WarmKeeper, _sandbox_id: str, _why: Any) -> None:
+        return
+
+    patch.setattr(WarmKeeper, "_release", kept)
+
+
+def whose_it_is_is_not_asked_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """On record it was nobody's; its host knows better."""
+    patch.setattr(planning_restoring, "_claimed_since", lambda sandbox, *_: sandbox)
+
+
 MOVED = (
     Step(1.0, 0, Wish.CREATE, 900),
     Step(5.0, 0, Wish.SUSPEND),
@@ -302,6 +345,14 @@ MOVED = (
 STORED = replace(CALM, hosts=2, stored=True, local_s=1.0, steps=MOVED)
 RESTS = replace(STORED, steps=MOVED[:2], fate_s=400.0)
 TWO = replace(CALM, replicas=2)
+WARM = (Step(1.0, 0, Wish.WARM, count=3), Step(20.0, 1, Wish.CROWD, 900, count=5))
+WARMED = replace(CALM, hosts=2, steps=(*WARM, Step(60.0, 0, Wish.REBUILD), Step(90.0, 0, Wish.WARM, count=1)))
+WARM_RESTORED = replace(
+    CALM,
+    hosts=2,
+    faults=(Fault(15.0, Kind.RESTORE, for_s=10.0),),
+    steps=(*WARM[:1], Step(18.0, 1, Wish.CROWD, 900, count=3), Step(40.0, 2, Wish.CROWD, 900, count=3)),
+)
 RESTORED = with_faults(Fault(3.0, Kind.RESTORE, for_s=5.0), steps=(*ONE, Step(4.0, 1, Wish.CREATE, 600)))
 FULL = with_faults(
     *(Fault(2.0, Kind.DRAIN, target=n, for_s=3.0) for n in range(2)),
@@ -352,6 +403,12 @@ CASES = [
     (nothing_is_collected, RESTS, "the artifact store still has"),
     (what_rests_in_the_store_is_not_ordered_away, RESTS, r"and its sandbox has left it|has plc_\w+"),
     (payloads_leave_unseen, CALM, "nobody has written down as exposed"),
+    (a_claimed_guest_is_still_claimable, WARMED, "and for anybody to take"),
+    (a_claimed_guest_keeps_what_it_was_made_with, WARMED, "its guest has not got what that brought|comes to rest|still provisioning"),
+    (what_is_made_ahead_is_counted, WARMED, "are somebody's, and what is counted is"),
+    (guests_of_an_old_build_stay, WARMED, "of a build that is none any more"),
+    (guests_that_nobody_wants_stay, WARMED, "are kept warm, and|of a build that is none any more"),
+    (whose_it_is_is_not_asked_after_a_restore, WARM_RESTORED, "was somebody's"),
     (what_was_exposed_is_replaced, CALM, r"was given its payload as \w+, and is replaced without a word"),
 ]
 

@@ -202,6 +202,10 @@ def test_every_kind_of_fault_happens_in_some_world() -> None:
     assert kinds == set(Kind)
 
 
+def test_every_wish_is_somebodys_in_some_world() -> None:
+    assert {step.wish for seed in range(60) for step in generate(seed).steps} == set(Wish)
+
+
 CALM = Scenario(seed=1, hosts=1, replicas=1, fate_s=40.0, steps=(Step(1.0, 0, Wish.CREATE, 20), Step(2.0, 0, Wish.CREATE, 600)))
 
 
@@ -209,6 +213,24 @@ def test_a_calm_world_does_what_it_is_asked() -> None:
     outcome = simulate(CALM)
     assert outcome.error is None
     assert outcome.ends == {"released END_REACHED": 1, "released RELEASE_REQUESTED": 2}
+
+
+WARM = (
+    Step(1.0, 0, Wish.WARM, count=4),
+    Step(20.0, 1, Wish.CROWD, 20, count=2),
+    Step(60.0, 0, Wish.REBUILD),
+    Step(90.0, 1, Wish.CROWD, 30, count=1, memory_mib=1024),
+    Step(150.0, 0, Wish.WARM, count=1),
+)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_is_made_ahead_is_claimed_replaced_given_up_and_gone_in_the_end(replicas: int) -> None:
+    outcome = simulate(replace(CALM, replicas=replicas, fate_s=180.0, steps=WARM))
+    assert outcome.error is None
+    assert outcome.claims == 2
+    ends = {name.split()[1] for name in outcome.ends}
+    assert {"WARM_OUTDATED", "WARM_GIVEN_UP", "WARM_SURPLUS", "RELEASE_REQUESTED"} <= ends, outcome.ends
 
 
 MOVED = (Step(1.0, 0, Wish.CREATE, 600), Step(3.0, 0, Wish.SUSPEND), Step(12.0, 0, Wish.RESUME, 600), Step(30.0, 0, Wish.SUSPEND))

@@ -62,7 +62,7 @@ def _tell(outcome: Outcome) -> None:
 
 def _summary(outcome: Outcome) -> str:
     return (
-        f"virtual time {outcome.trace[-1].split()[0] if outcome.trace else 0} s, {outcome.commits} commits, {outcome.messages} messages\n"
+        f"virtual time {outcome.trace[-1].split()[0] if outcome.trace else 0} s, {outcome.commits} commits, {outcome.messages} messages, {outcome.claims} claims\n"
         f"faults: {_counted(outcome.injected)}\nsandboxes: {_counted(outcome.ends)}\ndigest: {outcome.digest or '-'}"
     )
 
@@ -76,12 +76,13 @@ def _many(seeds: range, *, keep_going: bool, shrinking: bool) -> int:
     injected: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     failed: dict[int, str] = {}
-    commits = 0
+    commits = claims = 0
     for number, seed in enumerate(seeds, 1):
         outcome = simulate(generate(seed, Plan()))
         injected += outcome.injected
         ends += outcome.ends
         commits += outcome.commits
+        claims += outcome.claims
         if outcome.error is not None:
             failed[seed] = f"{type(outcome.error).__name__}: {outcome.error}"
             print(f"seed {seed} is broken: {failed[seed]}\n  repeat it with: make sim SEED={seed}", flush=True)
@@ -91,7 +92,7 @@ def _many(seeds: range, *, keep_going: bool, shrinking: bool) -> int:
                 break
         if number % _PROGRESS == 0 or number == len(seeds):
             print(f"{number} of {len(seeds)} seeds, {len(failed)} broken, {time.monotonic() - begun:.0f} s", flush=True)
-    print(f"{commits} commits\nfaults injected: {_counted(injected)}\nsandboxes ended: {_counted(ends)}")
+    print(f"{commits} commits, {claims} warm guests claimed\nfaults injected: {_counted(injected)}\nsandboxes ended: {_counted(ends)}")
     if failed:
         print(f"broken seeds: {', '.join(map(str, failed))}")
     return 1 if failed else 0

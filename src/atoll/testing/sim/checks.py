@@ -16,6 +16,7 @@ from atoll.domain import sandbox as sb
 from atoll.domain import snapshot as sn
 from atoll.domain.placement import HOLDING_MOVES, Holding
 from atoll.domain.sandbox import TERMINAL
+from atoll.domain.warmth import OWN_TEAM
 from atoll.drivers.port import Power
 from atoll.testing.sim.machine import SimMachine
 from atoll.testing.sim.store import Change, Row
@@ -143,10 +144,16 @@ class Ledger:
 
     def _sandbox(self, before: Row | None, after: Row) -> None:
         name = f"sandbox {after['id']}"
+        if after["claimable"] is not None and after["team_id"] != OWN_TEAM:
+            raise Violated(f"{name} is of {after['team_id']}, and for anybody to take")
         if before is None:
             if after["revision"] != _FIRST_REVISION:
                 raise Violated(f"{name} begins at revision {after['revision']}")
             return
+        if after["claimable"] not in (None, before["claimable"]):
+            raise Violated(f"{name} is for anybody to take again")
+        if after["team_id"] != before["team_id"] and before["claimable"] is None:
+            raise Violated(f"{name} is of {after['team_id']}, and was of {before['team_id']}, where nobody could take it")
         decided = any(before[column] != after[column] for column in _DECIDED)
         if after["revision"] != before["revision"] + decided:
             raise Violated(f"{name} went from revision {before['revision']} to {after['revision']}")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -22,7 +22,7 @@ from atoll.domain.sandbox import Condition, Sandbox, State
 from atoll.domain.snapshot import Snapshot
 from atoll.planning.resolve import CreateRequest
 from atoll.testing.sim.network import Replica
-from atoll.testing.sim.scenario import Step, Wish
+from atoll.testing.sim.scenario import MEMORY_MIB, Step, Wish
 
 T = TypeVar("T")
 
@@ -65,6 +65,7 @@ class Promise:
     """Of a clone: whose environment it has, by the request that brought it."""
     parents: tuple[str, ...] = ()
     """Of a clone: the sandbox that it was made of, what that was made of, and so on."""
+    memory_mib: int = MEMORY_MIB
 
 
 @dataclass(slots=True)
@@ -91,6 +92,8 @@ class Clients:
     true_s: Callable[[], float]
     note: Callable[[str], None]
     class_name: str
+    rebuild: Callable[[], Awaitable[None]]
+    """Gives the template a new build."""
     book: Book = field(default_factory=Book)
     asked: int = 0
 
@@ -102,12 +105,22 @@ class Clients:
             await self._do(step, mine, f"c{number}-{index}")
 
     async def _do(self, step: Step, mine: list[Promise], name: str) -> None:
-        if step.wish is Wish.CREATE:
-            promise = Promise(name, step.timeout_s)
-            self.book.by_request[name] = promise
-            mine.append(promise)
-            await self.create(promise)
-            return
+        match step.wish:
+            case Wish.CREATE:
+                await self.create(self._promised(name, step, mine))
+                return
+            case Wish.CROWD:
+                crowd = [self._promised(f"{name}-{number}", step, mine) for number in range(step.count)]
+                await asyncio.gather(*(self.create(promise) for promise in crowd))
+                return
+            case Wish.WARM:
+                await self._keep_warm(step.count, step.memory_mib)
+                return
+            case Wish.REBUILD:
+                await self.rebuild()
+                return
+            case _:
+                pass
         if not mine:
             return
         promise = mine[min(int(step.pick * len(mine)), len(mine) - 1)]
@@ -118,6 +131,11 @@ class Clients:
                 await self._fork(promise, mine, name, step.timeout_s)
             case _:
                 await self._live(step, promise, mine)
+
+    def _promised(self, name: str, step: Step, mine: list[Promise]) -> Promise:
+        promise = self.book.by_request[name] = Promise(name, step.timeout_s, memory_mib=step.memory_mib)
+        mine.append(promise)
+        return promise
 
     async def _live(self, step: Step, promise: Promise, mine: list[Promise]) -> None:
         match step.wish:
@@ -142,7 +160,7 @@ class Clients:
         request = CreateRequest(
             template="base",
             timeout_s=promise.timeout_s,
-            memory_mib=512,
+            memory_mib=promise.memory_mib,
             request_id=promise.request_id,
             class_name=self.class_name,
             require_host=require_host,
@@ -265,6 +283,36 @@ class Clients:
             one.sandbox_id, one.ready, one.earliest = found.id, True, begun + timeout_s
             one.latest = self.true_s() + timeout_s
             self.note(f"fork {one.request_id}: {found.id} {found.state}")
+
+    async def _keep_warm(self, count: int, memory_mib: int) -> None:
+        """Ask until it is said to be kept."""
+        request = CreateRequest(template="base", class_name=self.class_name, memory_mib=memory_mib)
+        while True:
+            try:
+                await self.ask(lambda service, caller: service.keep_warm(caller, "base", request, count=count))
+            except AtollError as error:
+                if error.code is Code.NOT_SUPPORTED:
+                    self.note(f"nothing can be kept warm: {error.message}")
+                    return
+                if error.code not in _AGAIN:
+                    raise AssertionError(f"keeping {count} warm was refused: {error.code}") from None
+                await asyncio.sleep(1.0 + self.dice.random())
+                continue
+            self.note(f"{count} guests of {memory_mib} MiB are kept warm")
+            return
+
+    async def cool(self) -> None:
+        """Nothing is kept warm any more."""
+        while True:
+            try:
+                kept = await self.ask(lambda service, caller: service.warm_policies(caller))
+            except AtollError:
+                await asyncio.sleep(1.0)
+                continue
+            if not kept:
+                return
+            for one in kept:
+                await self._keep_warm(0, one.policy.memory_mib)
 
     async def drop_all(self) -> None:
         """Every snapshot that is listed is deleted."""

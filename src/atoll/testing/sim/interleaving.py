@@ -69,7 +69,7 @@ class Interleaving:
         self._probing = False
         sa.event.listen(engine, "before_cursor_execute", self._before_statement)
         sa.event.listen(engine, "after_cursor_execute", self._after_statement)
-        sa.event.listen(engine, "before_execute", self._before_clause)
+        sa.event.listen(engine, "before_execute", self._before_clause, retval=True)
 
     def enter(self, conn: sa.Connection, late: Late) -> None:
         """Its function runs from here on."""
@@ -109,19 +109,23 @@ class Interleaving:
 
     # What SQLAlchemy calls.
 
-    def _before_clause(self, conn: sa.Connection, clause: Any, many: Any, one: Any, _options: Any) -> None:
-        if self._probing or getattr(clause, "_for_update_arg", None) is None:
-            return
+    def _before_clause(self, conn: sa.Connection, clause: Any, many: Any, one: Any, _options: Any) -> tuple[Any, Any, Any]:
+        locking = None if self._probing else getattr(clause, "_for_update_arg", None)
         late = self._running
-        if late is None and not self._locks:
-            return
+        if locking is None or (late is None and not self._locks):
+            return clause, many, one
         keys = self._keys(conn, clause, many[0] if many else one)
+        if locking.skip_locked and any(self._locks.get(key, late) is not late for key in keys):
+            # It asks for one row.
+            return clause.where(sa.false()), many, one
         self.check(keys, late)
         if late is not None:
             self._locks.update(dict.fromkeys(keys, late))
+        return clause, many, one
 
     def _keys(self, conn: sa.Connection, clause: Any, parameters: Any) -> list[Key]:
-        table = clause.get_final_froms()[0]
+        named = clause._for_update_arg.of  # noqa: SLF001 - there is no public way to see what a statement locks
+        table = named[0] if named else clause.get_final_froms()[0]
         probe = clause.with_only_columns(*table.primary_key.columns)
         probe._for_update_arg = None  # noqa: SLF001 - there is no public way to take it off a statement
         self._probing = True

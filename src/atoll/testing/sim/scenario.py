@@ -84,6 +84,11 @@ MOVES_MAX: Final = 16
 """Steps of a client whose sandboxes come and go."""
 KEPT_MAX: Final = 6
 """Snapshots and forks of one world."""
+WARMED_MAX: Final = 12
+"""What an operator changes about what is kept warm in one world, and crowds that come for it."""
+CROWD_MAX: Final = 6
+MEMORY_MIB: Final = 512
+"""Of a sandbox that nobody wants bigger."""
 SLOW_S_MAX: Final = 8.0
 STEP_S_MAX: Final = 7200.0
 VERBS: Final = ("prepare", "start", "stop", "remove", "inspect", "adopt", "held", "probe", "pause", "resume", "save", "restore", "discard")
@@ -104,6 +109,12 @@ class Wish(StrEnum):
     FORK = "fork"
     AUTHORIZE = "authorize"
     """Whatever of its sandboxes waits for a word before it is replaced gets that word."""
+    WARM = "warm"
+    """An operator has `count` guests kept ready; with 0, none any more."""
+    REBUILD = "rebuild"
+    """The template gets a new build."""
+    CROWD = "crowd"
+    """`count` creates at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +145,12 @@ class Step:
     timeout_s: int = 0
     pick: float = 0.0
     """Which of its sandboxes, as a share of them."""
+    count: int = 0
+    memory_mib: int = MEMORY_MIB
 
     def __str__(self) -> str:
         of = f"timeout {self.timeout_s} s" if self.timeout_s else f"pick {self.pick:.2f}"
+        of += f", {self.count} of {self.memory_mib} MiB" if self.wish in (Wish.WARM, Wish.CROWD) else ""
         return f"{self.at_s:8.2f}  client {self.client}: {self.wish} ({of})"
 
 
@@ -221,6 +235,9 @@ def generate(seed: int, plan: Plan | None = None) -> Scenario:
     if stored:
         steps += _moved(away, away.randrange(clients), plan.fate_s)
         faults += [_fault_of_storing(away, plan.fate_s) for _ in range(away.randint(0, 4))]
+    warm = random.Random(f"{seed}/warm")
+    if warm.random() < 0.5:
+        steps += _warmed(warm, clients, plan.fate_s)
     skewed = dice.random() < 0.5
     return Scenario(
         seed=seed,
@@ -297,6 +314,24 @@ def _moved(dice: random.Random, client: int, fate_s: float) -> list[Step]:
         found.append(Step(round(at_s, 3), client, Wish.SUSPEND, pick=round(dice.random(), 3)))
         at_s += dice.choice((2.0, 40.0, 120.0)) * dice.random()
         found.append(Step(round(at_s, 3), client, Wish.RESUME, timeout_s=1000, pick=round(dice.random(), 3)))
+    return found
+
+
+def _warmed(dice: random.Random, client: int, fate_s: float) -> list[Step]:
+    """An operator who keeps guests ready and changes his mind, a template that is built anew, and crowds that want more than there is."""
+    found = [Step(round(dice.uniform(0.0, fate_s / 4), 3), client, Wish.WARM, count=dice.randint(1, 4))]
+    for _ in range(dice.randint(3, WARMED_MAX)):
+        at_s, count = round(dice.uniform(0.0, fate_s), 3), dice.randint(0, 4)
+        # Mostly of the size that other creates have; of another one it only takes room.
+        memory_mib = dice.choice((MEMORY_MIB, MEMORY_MIB, MEMORY_MIB, 2 * MEMORY_MIB))
+        match dice.choice((Wish.WARM, Wish.REBUILD, Wish.CROWD, Wish.CROWD, Wish.CROWD)):
+            case Wish.WARM:
+                found.append(Step(at_s, client, Wish.WARM, count=count, memory_mib=memory_mib))
+            case Wish.REBUILD:
+                found.append(Step(at_s, client, Wish.REBUILD))
+            case crowd:
+                of, timeout_s = client + 1 + dice.randrange(2), dice.choice((20, 60, 300))
+                found.append(Step(at_s, of, crowd, timeout_s=timeout_s, count=1 + dice.randrange(CROWD_MAX), memory_mib=memory_mib))
     return found
 
 

@@ -33,7 +33,7 @@ _HEARD_S: Final = 0.003
 _WATCHED: Final[Mapping[str, tuple[str, ...]]] = {
     "sandboxes": (
         "id", "revision", "state", "generation", "placement_id", "host_id", "reason", "end_at", "started_at", "request_id", "unseen",
-        "conditions", "bootstrap_exposed", "moment",
+        "conditions", "bootstrap_exposed", "moment", "team_id", "claimable",
     ),
     "placements": (
         "id", "sandbox_id", "host_id", "generation", "holding", "held_cpu_millis", "held_memory_mib", "held_disk_mib", "held_slots",

@@ -19,8 +19,9 @@ from atoll.base.units import Vector
 from atoll.domain import snapshot as sn
 from atoll.domain.placement import Holding, Observed
 from atoll.domain.sandbox import TERMINAL
+from atoll.domain.warmth import OWN_TEAM
 from atoll.drivers.port import Power
-from atoll.testing.sim import checks
+from atoll.testing.sim import checks, warmth
 from atoll.testing.sim.checks import Violated
 from atoll.testing.sim.clients import CANARY, Promise
 from atoll.testing.sim.machine import SimMachine, claims
@@ -70,6 +71,8 @@ class History:
     """The same of the newest that was believed ready: nothing older may come back."""
     taken_back: bool = False
     """The store was taken back to a backup."""
+    given: dict[str, str] = field(default_factory=dict)
+    """What each guest was given that somebody has brought, by its placement: it is never another's after that."""
     there: dict[str, tuple[Host, str]] = field(default_factory=dict)
     """Sandboxes that were promised and ran when that happened: where, and as which placement."""
 
@@ -96,9 +99,13 @@ def committed(world: World, changes: Sequence[Change]) -> None:
             if after["ready"]:
                 world.history.was_ready.add(after["id"])
                 _believed(world, after)
+                if before is None or not before["ready"]:
+                    warmth.ready(world, after)
         if change.table == "sandboxes" and after is not None:
             promise = world.clients.book.of(after["id"], after["request_id"])
-            if promise is not None and before is None and promise.sandbox_id != after["id"]:
+            if warmth.claimed(before, after):
+                warmth.handed_over(world, after)
+            if promise is not None and (before is None or warmth.claimed(before, after)) and promise.sandbox_id != after["id"]:
                 # Its client may never hear of it; a second one under the same name is another try.
                 promise.sandbox_id, promise.ready = after["id"], False
             if before is not None and after["generation"] > before["generation"]:
@@ -185,6 +192,7 @@ def guest_takes(world: World, record: Record, token: Secret, init: Init) -> None
             return
         if init.env and not row["bootstrap_exposed"]:
             raise Violated(f"{record.placement_id} was given what nobody has written down as exposed")
+        warmth.takes(world, record.placement_id, init)
         promise = world.clients.book.of(record.sandbox_id, row["request_id"])
         given = (promise.given if promise is not None else None) or row["request_id"]
         forgotten = "SECRET" not in init.env and _is_clone_of_restored(world, promise)
@@ -343,6 +351,12 @@ def _quarantined(world: World, _row: Row, _promise: Promise | None, host: Host |
     return None if host is None or host.name in world.history.lost_disk else "its host has lost nothing"
 
 
+def _nobodys(_world: World, row: Row, promise: Promise | None, _host: Host | None) -> Why:
+    # Also where the store was taken back to when it was nobody's: its host knows better.
+    somebodys = promise is not None and promise.sandbox_id == row["id"] and promise.ready and not promise.released
+    return "it was somebody's" if somebodys or row["team_id"] != OWN_TEAM else None
+
+
 _SLOW: Final = (
     Kind.AGENT_CRASH, Kind.AGENT_FREEZE, Kind.CONTROL_CRASH, Kind.CONTROL_FREEZE, Kind.REBOOT, Kind.VANISH, Kind.LOSSY, Kind.SLOW,
     Kind.PARTITION, Kind.STORE_DOWN, Kind.STORE_SLOW, Kind.STORE_RACES, Kind.STORE_FORGETS, Kind.GUEST_MUTE, Kind.DRIVER_HANGS,
@@ -372,6 +386,7 @@ _REASONS: Final[dict[str, Callable[[World, Row, Promise | None, Host | None], Wh
     # Of one that was to begin from what the store holds.
     Code.MOMENT_CORRUPT: _after(Kind.MOMENT_SPOILT),
     Code.MOMENT_UNAVAILABLE: _after(*MOMENTS),
+    **dict.fromkeys(warmth.REASONS, _nobodys),
 }
 
 
@@ -436,7 +451,7 @@ def _not_at_rest(world: World) -> str | None:
         stray = sorted(set(host.things.placements) - wanted)
         if stray:
             return f"{host.name} has {', '.join(stray)}, which nobody wants"
-    return None
+    return warmth.not_kept(world)
 
 
 def _misled(world: World, seat: Seat) -> str | None:
@@ -446,7 +461,8 @@ def _misled(world: World, seat: Seat) -> str | None:
     control, ledger = seat.replica.control, world.ledger
     for sandbox_id, row in ledger.sandboxes.items():
         route = control._routes.get(sandbox_id)  # noqa: SLF001 - what edges are told
-        wanted = row["placement_id"] if row["state"] == "ready" else None
+        # Nobody is sent to what is nobody's.
+        wanted = row["placement_id"] if row["state"] == "ready" and row["team_id"] != OWN_TEAM else None
         if (route.placement_id if route is not None else None) != wanted:
             return f"control {seat.number} routes {sandbox_id}, which is {row['state']}, to {route}"
     for advert in control.reconciler.directory.adverts():

@@ -32,15 +32,15 @@ from atoll.agent.config import AgentConfig, Identity
 from atoll.base.errors import AtollError
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
-from atoll.control.bootstrap import DEFAULT_TEAM
+from atoll.control.bootstrap import DEFAULT_TEAM, register_templates
 from atoll.control.compose import Control, ControlSettings
 from atoll.domain.deployment import DEFAULT_CLASSES, Deployment, WorkloadClass
 from atoll.domain.host import LEASE_S
 from atoll.domain.spec import Isolation, OnExit, OnLeaseExpiry, OnLoss
 from atoll.domain.tenancy import key_digest
-from atoll.drivers.port import Mark
+from atoll.drivers.port import Image, Mark
 from atoll.store import moments, sending
-from atoll.testing.sim import verdict
+from atoll.testing.sim import verdict, warmth
 from atoll.testing.sim.checks import Ledger, Violated
 from atoll.testing.sim.clients import CANARY, KEY, Clients
 from atoll.testing.sim.clock import MachineClock, ProcessClock
@@ -142,6 +142,9 @@ class World:
         self.injected: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
         """How sandboxes ended, by state and reason."""
+        self.claims = 0
+        """Creates that took over what was made ahead."""
+        self.builds = 0
         self.broken: list[BaseException] = []
         self.healed_at: float | None = None
         self.ledger = Ledger()
@@ -152,7 +155,7 @@ class World:
         skews = [*scenario.skews_s, *([0.0] * (scenario.replicas + scenario.hosts))]
         self.seats = [Seat(n, MachineClock(loop.time, skew_s=skews[n], up_since_s=5000.0 + 1000.0 * n)) for n in range(scenario.replicas)]
         self.host_skews = skews[scenario.replicas :]
-        self.clients = Clients(self.dice("clients"), self.replicas, loop.time, self.note, CLASS)
+        self.clients = Clients(self.dice("clients"), self.replicas, loop.time, self.note, CLASS, self._rebuild)
         self.fate = Fate(self)
         self.failed: asyncio.Future[None] = loop.create_future()
         self._strays: dict[asyncio.Task[None], None] = {}
@@ -198,6 +201,7 @@ class World:
         for client in clients:
             client.result()
         await verdict.at_rest(self)
+        await self.clients.cool()
         for promise in list(self.clients.book.by_request.values()):
             await self.clients.release(promise)
         if self.history.taken_back:
@@ -252,9 +256,31 @@ class World:
         key = Ed25519PrivateKey.from_private_bytes(dice.randbytes(32))
         (secrets / "guest-ed25519").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         (secrets / "edge.token").write_text("e")
-        image = self.directory / "images" / "base" / "current"
-        image.mkdir(parents=True)
-        (image / "manifest.json").write_text(json.dumps({"name": "base", "digest": IMAGE}))
+        self._build(IMAGE)
+
+    def _build(self, image: str) -> None:
+        current = self.directory / "images" / "base" / "current"
+        current.mkdir(parents=True, exist_ok=True)
+        (current / "manifest.json").write_text(json.dumps({"name": "base", "digest": image}))
+
+    async def _rebuild(self) -> None:
+        """The template's next build; whichever replica begins next, or is there, takes it up."""
+        self.builds += 1
+        image = f"sha256:{self.builds:064x}"
+        for host in self.hosts:
+            host.things.images.append(Image(image, "base", labels={"arch": "x86_64"}))
+        self._build(image)
+        self.note(f"build {self.builds} of the template is there")
+        dice = self.dice(f"build {self.builds}")
+        while True:
+            for replica in self.replicas():
+                store, clock = replica.control.reconciler.store, replica.control.reconciler.clock
+                taking = replica.process.run(register_templates(self.directory / "images", store=store, clock=clock, dice=dice.randbytes))
+                await asyncio.wait({taking}, timeout=30.0)
+                if taking.done() and not taking.cancelled() and taking.exception() is None:
+                    return
+                taking.cancel()
+            await asyncio.sleep(1.0)
 
     def _settings(self) -> ControlSettings:
         policy = WorkloadClass(
@@ -325,6 +351,7 @@ class World:
         host = Host(name, number, Line(answered_at=clock.boot()), await self.enrol(name), directory, clock)
         host.things.looked = lambda _verb: verdict.looked(self, host)
         host.things.remembers = self.history.remember
+        host.things.images += [Image(f"sha256:{number:064x}", "base", labels={"arch": "x86_64"}) for number in range(1, self.builds + 1)]
         self.hosts.append(host)
 
     async def enrol(self, name: str) -> Identity:
@@ -455,6 +482,7 @@ class World:
             await asyncio.sleep(5.0)
             with self.watched():
                 verdict.nothing_is_kept_too_long(self)
+                warmth.tallies_agree(self)
             self.collect()
 
     def collect(self) -> None:
@@ -491,6 +519,7 @@ class Outcome:
     commits: int
     messages: int
     error: BaseException | None = None
+    claims: int = 0
 
 
 def simulate(scenario: Scenario) -> Outcome:
@@ -511,7 +540,7 @@ def simulate(scenario: Scenario) -> Outcome:
         loop.close()
         shutil.rmtree(directory, ignore_errors=True)
     messages = sum(host.line.messages for host in world.hosts) + world.clients.asked
-    return Outcome(scenario, world.trace, digest, world.injected, world.ends, world.database.commits, messages, error)
+    return Outcome(scenario, world.trace, digest, world.injected, world.ends, world.database.commits, messages, error, world.claims)
 
 
 def _wind_up(loop: VirtualLoop) -> None:
