@@ -17,7 +17,7 @@ from typing import Final
 from atoll.agent.backoff import Backoff
 from atoll.agent.ledger import Ledger
 from atoll.agent.record import DETAIL_MAX, Goal, Record, goal, order_of
-from atoll.agent.steps import explain
+from atoll.agent.resting import explain
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.base.ids import Dice
 from atoll.domain.placement import Observed

@@ -18,7 +18,7 @@ from atoll.agent.backoff import Backoff
 from atoll.agent.ledger import Ledger
 from atoll.agent.moments import MomentStore, Stored
 from atoll.agent.record import Goal, Record, goal, stored
-from atoll.agent.steps import explain
+from atoll.agent.resting import explain
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice
 from atoll.domain.moment import Moment

@@ -87,6 +87,39 @@ def test_a_flush_that_is_under_way_holds_up_no_removal(tmp_path: Path, monkeypat
     assert not place.exists()
 
 
+def test_what_is_set_aside_is_not_saved_any_more_and_makes_room_for_the_next(tmp_path: Path) -> None:
+    pasts = []
+    for _ in range(2):
+        (saves.begin(tmp_path) / "pages.img").write_bytes(b"x")
+        saves.publish(tmp_path, SaveMode.FULL)
+        pasts.append(saves.set_aside(tmp_path))
+        assert not saves.exists(tmp_path)
+    assert len(set(pasts)) == 2
+    saves.clear(pasts[0])
+    assert [path.exists() for path in pasts] == [False, True]
+    saves.drop(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "also what a killed run has left"
+    assert not saves.set_aside(tmp_path).exists(), "a second time finds nothing"
+
+
+def test_a_flush_that_outlasts_its_save_says_nothing_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (saves.begin(tmp_path) / "pages.img").write_bytes(b"x")
+    first = saves.publish(tmp_path, SaveMode.FULL)
+    synced, fsync = [], os.fsync
+
+    def another_is_saved_meanwhile(fd: int) -> None:
+        if not synced:
+            synced.append(saves.set_aside(tmp_path))
+            (saves.begin(tmp_path) / "pages.img").write_bytes(b"y")
+            saves.publish(tmp_path, SaveMode.FULL)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", another_is_saved_meanwhile)
+    saves.flush(first)
+    assert synced
+    assert not (tmp_path / saves.SAVED / saves.DURABLE).exists()
+
+
 def test_what_an_earlier_release_has_saved_is_known(tmp_path: Path) -> None:
     (saves.begin(tmp_path) / "pages.img").write_bytes(b"x")
     place = saves.publish(tmp_path, SaveMode.FULL).directory

@@ -14,17 +14,17 @@ import errno
 import json
 import os
 import resource
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.oci import bundle, capturing, console, ending, freezing, look, probes, selftest, usage
+from atoll.drivers.oci import bundle, capturing, console, freezing, look, probes, selftest, usage
 from atoll.drivers.oci import record as records
+from atoll.drivers.oci.clearing import Live, Over
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.gathering import both
 from atoll.drivers.oci.images import Images
@@ -48,18 +48,6 @@ UPKEEP_S: Final = 2.0
 GVISOR_NOFILE_MAX: Final = 1_048_576
 
 
-@dataclass(slots=True)
-class _Live:
-    """What is known of a placement in this run only."""
-
-    slot: Slot | None = None
-    prepared: Order | None = None
-    """The order that is prepared and has not been started since."""
-    ending: bool = False
-    """stop or remove has been asked: its end is no news."""
-    reason: str | None = None
-
-
 def no_step(_name: str) -> None:
     """Outside of tests nothing happens between two steps."""
 
@@ -76,7 +64,7 @@ class OciDriver(Moving):
         self._images = self._make_images()
         self._layout = cgroups.detect()
         self._view = look.View(config.state_dir, self._layout, self._names.cgroup, runtime)
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._disk_files: dict[str, Path] = {}
         """Where the sentries' files were found; for measuring."""
         self._checks: set[str] = set()  # of self-checks: how they end is the check's own to know
@@ -85,6 +73,7 @@ class OciDriver(Moving):
         self._on_exit: OnExit | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._clearing: set[asyncio.Task[None]] = set()
         self._expecting: asyncio.Task[None] | None = None
         gvisor = config.runtime is RuntimeKind.RUNSC
         self._capabilities = self._declare()
@@ -152,6 +141,7 @@ class OciDriver(Moving):
         path.chmod(0o644)
 
     async def close(self) -> None:
+        await asyncio.gather(*self._clearing)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -202,7 +192,7 @@ class OciDriver(Moving):
 
         The directory is the first thing that is made, so where there is none there is nothing else.
         """
-        live = self._live.setdefault(order.placement_id, _Live())
+        live = self._live.setdefault(order.placement_id, Live())
         if live.prepared == order:
             return True
         if live.slot is None and not self._view.directory(order.placement_id).exists():
@@ -217,7 +207,8 @@ class OciDriver(Moving):
 
     async def _prepare(self, order: Order, rootfs: Path) -> None:
         """Directory and record, then disk, slot and bundle. The record names the slot before the slot names the placement."""
-        live = self._live.setdefault(order.placement_id, _Live())
+        live = self._live.setdefault(order.placement_id, Live())
+        live.over = Over.UNKNOWN
         network = order.spec.network
         egress = Egress.of(internet=network.internet, allow=network.allow_out, deny=network.deny_out)
         slot = live.slot = await self._pool.reserve()
@@ -293,7 +284,7 @@ class OciDriver(Moving):
                 return await self._prepare_and_start(order)
 
     async def _prepare_and_start(self, order: Order) -> Seen:
-        live = self._live.setdefault(order.placement_id, _Live())
+        live = self._live.setdefault(order.placement_id, Live())
         if live.prepared != order:
             rootfs = await self._images.root_of(order.spec)
             if await self._clear(order):
@@ -315,7 +306,7 @@ class OciDriver(Moving):
             slot=None if live is None else live.slot,
         )
 
-    async def _start(self, order: Order, live: _Live, rootfs: Path, begin: Callable[[Launch], int]) -> Seen:
+    async def _start(self, order: Order, live: Live, rootfs: Path, begin: Callable[[Launch], int]) -> Seen:
         slot = live.slot
         assert slot is not None
         launch = self._launch(order, rootfs)
@@ -339,8 +330,8 @@ class OciDriver(Moving):
 
     async def stop(self, placement_id: str, *, grace_s: float = 0.0) -> None:
         async with self._lock(placement_id):
-            strays = placement_id not in self._watches
-            self._live.setdefault(placement_id, _Live()).ending = True
+            strays = self._may_have_strays(placement_id)
+            self._live.setdefault(placement_id, Live()).ending = True
             found = await self._look(placement_id)
             if grace_s > 0 and found.guest is not None and not found.frozen:
                 guest = found.guest
@@ -351,61 +342,10 @@ class OciDriver(Moving):
         self._runtime.ask_to_end(placement_id, guest)
         processes.wait_end(guest, grace_s)
 
-    async def _end(self, placement_id: str, *, strays: bool) -> None:
-        """Processes, runtime files, control groups and slot of a placement go; directory, disk and console stay.
-
-        *Errors*: Refused(CLEANUP_FAILED) naming what is left, after every step was tried.
-        """
-        found = await self._look(placement_id)
-        self._watches.unwatch(placement_id)
-        # The kernel takes its time to let an interface go: beside the rest, not after it.
-        failed = await asyncio.gather(
-            self._each(lambda: self._end_slots(placement_id, found)),
-            self._each(
-                self._step_of("killed", lambda: ending.end_processes(self._view, placement_id, strays=strays)),
-                self._step_of("runtime state removed", lambda: ending.end_runtime(self._view, placement_id)),
-                self._step_of("groups removed", lambda: ending.end_groups(self._view, placement_id)),
-            ),
-        )
-        if failures := [failure for failures in failed for failure in failures]:
-            raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {'; '.join(failures)}")
-
-    def _step_of(self, name: str, work: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-        async def take() -> None:
-            await self._blocking(work)
-            self._step(name)
-
-        return take
-
-    async def _each(self, *steps: Callable[[], Awaitable[None]]) -> list[str]:
-        """Take every step, one after the other, whether or not an earlier one failed; say what failed."""
-        failures: list[str] = []
-        for step in steps:
-            try:
-                await step()
-            except (OSError, Refused) as error:
-                failures.append(str(error))
-        return failures
-
-    async def _end_slots(self, placement_id: str, found: look.Traces) -> None:
-        live = self._live.get(placement_id)
-        doomed = {number: self._pool.address(number) for number in found.slots}
-        if found.record is not None and found.record.slot >= 0:
-            # By the record alone it may be somebody else's by now: slot numbers come round again.
-            owner = (await self._blocking(self._pool.existing)).get(found.record.slot)
-            if owner in (None, placement_id):
-                doomed[found.record.slot] = found.record.address
-        if live is not None and live.slot is not None:
-            doomed[live.slot.number] = live.slot.address
-            live.slot = live.prepared = None
-        for number, address in doomed.items():
-            await self._pool.give_back(number, address)
-        self._step("slot removed")
-
     async def remove(self, placement_id: str) -> None:
         async with self._lock(placement_id):
-            strays = placement_id not in self._watches
-            self._live.setdefault(placement_id, _Live()).ending = True
+            strays = self._may_have_strays(placement_id)
+            self._live.setdefault(placement_id, Live()).ending = True
             failures = await self._each(
                 lambda: self._end(placement_id, strays=strays),
                 self._step_of("directory removed", lambda: self._remove_directory(placement_id)),
@@ -447,7 +387,7 @@ class OciDriver(Moving):
             found = await self._after_a_save(placement_id, await self._look(placement_id))
             if found.guest is not None and placement_id not in self._watches:
                 guest = found.guest
-                self._live.setdefault(placement_id, _Live())
+                self._live.setdefault(placement_id, Live())
                 self._watches.watch(placement_id, guest)
                 # Its run may have ended between start and settle.
                 self._spawn(self._blocking(lambda: self._runtime.settle(guest)), f"settle {placement_id}")
@@ -516,11 +456,6 @@ class OciDriver(Moving):
         await self._prepare(order, rootfs)
         return await self._start(order, self._live[order.placement_id], rootfs, begin)
 
-    async def _end_as_told(self, placement_id: str) -> None:
-        strays = placement_id not in self._watches
-        self._live.setdefault(placement_id, _Live()).ending = True
-        await self._end(placement_id, strays=strays)
-
     def _empty_root(self) -> Path:
         root = self._config.run_dir / "empty-root"
         (root / "etc").mkdir(parents=True, exist_ok=True)
@@ -545,7 +480,7 @@ class OciDriver(Moving):
             raise Refused(Code.NOT_SUPPORTED, "this host makes no layers")
         async with self._lock(placement_id):
             if not self._runtime.captures_running:
-                self._live.setdefault(placement_id, _Live()).ending = True
+                self._live.setdefault(placement_id, Live()).ending = True
                 await self._end(placement_id, strays=placement_id not in self._watches)
             directory = self._view.directory(placement_id)
             try:

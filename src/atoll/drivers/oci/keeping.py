@@ -35,7 +35,7 @@ class Keeping(Saving):
                 await asyncio.shield(self._blocking(lambda: self._keep(order, mode, place, found)))
                 self._step("kept")
             save = await self._blocking(lambda: saves.read(place))
-        self._spawn(self._blocking(lambda: saves.flush(save)), f"flush {snapshot_id}")
+        self._flush_soon(snapshot_id, save)
         return Saved(save.mode, save.size_bytes)
 
     def _require_running(self, order: Order, found: look.Traces) -> None:
@@ -49,7 +49,7 @@ class Keeping(Saving):
     def _keep(self, order: Order, mode: SaveMode, place: Path, found: look.Traces) -> None:
         """Blocking. *Errors*: Refused; in any case the guest goes on, and nothing half done is left."""
         directory = self._view.directory(order.placement_id)
-        self._require_room(order.placement_id)
+        self._require_room(order)
         done = mode if self._runtime.saves is SaveMode.FULL else SaveMode.FILES
         draft = saves.begin(directory)
         self._step("draft")

@@ -136,15 +136,24 @@ class Runtime(Protocol):
 
 def tell(command: Sequence[str], *, timeout_s: float, code: Code) -> str:
     """Run a runtime's command about a container that there is, and give what it says. *Errors*: Refused with this code, RUNTIME_MISSING."""
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except (FileNotFoundError, PermissionError) as error:
-        raise Refused(Code.RUNTIME_MISSING, f"{command[0]} cannot be run: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise Refused(code, f"{Path(command[0]).name} did not answer within {timeout_s:.0f} s") from error
-    if done.returncode != 0:
-        raise Refused(code, f"{Path(command[0]).name} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-600:]}")
-    return done.stdout
+    name = Path(command[0]).name
+    with os.fdopen(os.memfd_create("out"), "w+b") as said, os.fdopen(os.memfd_create("errors"), "w+b") as complained:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=complained)
+        except (FileNotFoundError, PermissionError) as error:
+            raise Refused(Code.RUNTIME_MISSING, f"{command[0]} cannot be run: {error}") from error
+        # As in `run`: whoever waits with a limit in any other way looks again only every few milliseconds.
+        if not processes.wait_end(process.pid, timeout_s):
+            process.kill()
+            process.wait()
+            raise Refused(code, f"{name} did not answer within {timeout_s:.0f} s")
+        result = process.wait()
+        said.seek(0)
+        complained.seek(0)
+        words, complaints = said.read().decode(errors="replace"), complained.read().decode(errors="replace")
+    if result != 0:
+        raise Refused(code, f"{name} ended with {result}: {(complaints or words).strip()[-600:]}")
+    return words
 
 
 def run(command: Sequence[str], *, console: Path, environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ SHOWN: Final = "shown"
 """In a placement's directory: what its guest is shown of whose it is."""
 SAVED: Final = "saved"
 DRAFT: Final = "saved.draft"
+PAST: Final = "saved.past"
+"""How directories begin to be called that are to be removed, when nobody waits."""
 LIST: Final = "saved.json"
 FORMAT: Final = 1
 DURABLE: Final = "durable"
@@ -162,8 +165,22 @@ def drop(directory: Path) -> None:
     """Nothing is saved any more. The list goes first: what is half removed is not saved."""
     with contextlib.suppress(FileNotFoundError):
         (directory / SAVED / LIST).unlink()
-    for name in (SAVED, DRAFT):
-        _remove(directory / name)
+    for place in (directory / SAVED, directory / DRAFT, *directory.glob(f"{PAST}-*")):
+        _remove(place)
+
+
+def set_aside(directory: Path) -> Path:
+    """Nothing is saved any more, as after `drop`, but that its files are yet to be removed: where they are. *Errors*: OSError."""
+    past = directory / f"{PAST}-{time.monotonic_ns():x}"
+    with contextlib.suppress(FileNotFoundError):
+        (directory / SAVED / LIST).unlink()
+        (directory / SAVED).rename(past)
+    return past
+
+
+def clear(past: Path) -> None:
+    """Remove what was set aside. *Idempotency*: also what somebody else is removing."""
+    _remove(past)
 
 
 def _remove(place: Path) -> None:
@@ -189,17 +206,26 @@ def flush(save: Save, disk: Path | None = None) -> None:
 
 def make_durable(save: Save, disk: Path | None = None) -> None:
     """Have it on the host's disk. `disk`: what is saved besides. *Errors*: OSError. *Idempotency*: once it is there nothing is done."""
-    if (save.directory / DURABLE).exists():
-        return
-    for path in (*(save.directory / name for name in (*save.files, LIST)), *([disk] if disk is not None else []), save.directory):
-        _sync(path)
-    (save.directory / DURABLE).touch()
-    _sync(save.directory)
+    # By a descriptor, so that the mark is put where the files are: by the end of it the next save may be called as this one is.
+    place = os.open(save.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(DURABLE, dir_fd=place)
+            return
+        for name in (*save.files, LIST):
+            _sync(name, place)
+        if disk is not None:
+            _sync(disk)
+        os.fsync(place)
+        os.close(os.open(DURABLE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=place))
+        os.fsync(place)
+    finally:
+        os.close(place)
     _sync(save.directory.parent)
 
 
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _sync(path: Path | str, directory: int | None = None) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.fsync(fd)
     finally:

@@ -8,54 +8,39 @@ process that is killed in between leaves one of these states, and `adopt` tells 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
 from atoll.drivers.oci import look, saves, usage
+from atoll.drivers.oci.clearing import Clearing
 from atoll.drivers.oci.config import OciConfig
 from atoll.drivers.oci.images import Images
 from atoll.drivers.oci.runtime import Launch, Runtime
 from atoll.drivers.port import Order, Saved, Seen
 from atoll.hostops import cgroups, processes
 
-T = TypeVar("T")
-
+FLUSH_AFTER_S: Final = 0.3
 _NO_ROOM_BYTES: Final = 1 << 20
 _WRITERS: Final = frozenset({"checkpoint", "fscheckpoint", "pause"})
 
 
-class Saving:
+class Saving(Clearing):
     """`Driver.save`, `restore`, `discard`, and what `adopt` has to know of them."""
 
     _config: OciConfig
-    _view: look.View
     _runtime: Runtime
     _images: Images
-    _step: Callable[[str], None]
 
     # What the driver has.
-
-    @abstractmethod
-    def _lock(self, placement_id: str) -> AbstractAsyncContextManager[None]: ...
-
-    @abstractmethod
-    async def _blocking(self, work: Callable[[], T]) -> T: ...
-
-    @abstractmethod
-    async def _look(self, placement_id: str) -> look.Traces: ...
-
-    @abstractmethod
-    async def _end_as_told(self, placement_id: str) -> None:
-        """End what there is of a guest; its files stay, and its end is no news."""
 
     @abstractmethod
     async def _begin(self, order: Order, rootfs: Path, begin: Callable[[Launch], int]) -> Seen:
@@ -65,33 +50,46 @@ class Saving:
     def _launch(self, order: Order, rootfs: Path) -> Launch: ...
 
     @abstractmethod
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> object: ...
+    def _expect_start(self) -> None:
+        """A runtime will be started soon."""
 
     # The verbs.
 
     async def save(self, order: Order, mode: SaveMode) -> Saved:
         async with self._lock(order.placement_id):
             found = await self._look(order.placement_id)
-            if not found.saved:
+            if found.saved:
+                save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id) / saves.SAVED))
+                await self._end_as_told(order.placement_id)
+            else:
                 if found.guest is None:
                     raise Refused(Code.PLACEMENT_LOST, f"{order.placement_id} has no guest that could be saved")
-                await self._blocking(lambda: self._save(order, mode, frozen=found.frozen))
+                save = await self._blocking(lambda: self._save(order, mode, frozen=found.frozen))
                 self._step("saved")
-            save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id) / saves.SAVED))
-            await self._end_as_told(order.placement_id)
-            self._spawn(self._blocking(lambda: saves.flush(save, self._disk_of(order.placement_id))), f"flush {order.placement_id}")
+                # A disk that outlasts its guest is to be let go of by it before anybody reads it.
+                await (self._end_guest if self._runtime.disk_file is None else self._end_as_told)(order.placement_id)
+            self._flush_soon(order.placement_id, save, self._disk_of(order.placement_id))
             return Saved(save.mode, save.size_bytes)
+
+    def _flush_soon(self, name: str, save: saves.Save, disk: Path | None = None) -> None:
+        """Have it on the disk in a moment: the commits that its answer needs come first, and one that is gone on from at once need not be."""
+
+        async def flush() -> None:
+            await asyncio.sleep(FLUSH_AFTER_S)
+            await self._blocking(lambda: saves.flush(save, disk))
+
+        self._spawn(flush(), f"flush {name}")
 
     def _disk_of(self, placement_id: str) -> Path | None:
         """What is saved of it besides what a runtime has written: its disk, where that is all that outlasts a guest."""
         name = self._runtime.disk_file
         return self._view.directory(placement_id) / name if name is not None else None
 
-    def _save(self, order: Order, mode: SaveMode, *, frozen: bool) -> None:
+    def _save(self, order: Order, mode: SaveMode, *, frozen: bool) -> saves.Save:
         """Blocking. *Errors*: Refused SAVE_FAILED, HOST_DISK_FULL: the guest goes on and nothing is saved."""
         placement_id = order.placement_id
         directory = self._view.directory(placement_id)
-        self._require_room(placement_id)
+        self._require_room(order)
         done = mode if self._runtime.saves is SaveMode.FULL else SaveMode.FILES
         draft = saves.begin(directory)
         self._step("draft")
@@ -100,7 +98,7 @@ class Saving:
                 cgroups.thaw(self._view.layout, self._view.group(placement_id))
             self._runtime.save(self._launch(order, Path()), draft, done)
             self._step("written")
-            saves.publish(directory, done)
+            return saves.publish(directory, done)
         except (Refused, OSError) as error:
             shutil.rmtree(draft, ignore_errors=True)
             with contextlib.suppress(Refused, OSError, ValueError):
@@ -115,17 +113,21 @@ class Saving:
             return Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir} is full: {error}")
         return error if isinstance(error, Refused) else Refused(Code.SAVE_FAILED, f"it could not be saved: {error}")
 
-    def _require_room(self, placement_id: str) -> None:
+    def _require_room(self, order: Order) -> None:
         """*Errors*: Refused HOST_DISK_FULL. A save that finds no room half-way is undone, but takes the others' room meanwhile."""
-        spent = usage.measure(self._view, [placement_id], {}).get(placement_id)
-        need = 0 if spent is None else spent.memory_bytes + spent.cache_bytes + spent.disk_bytes
         space = os.statvfs(self._config.state_dir)
         free = space.f_bavail * space.f_frsize - (self._config.disk_spare_mib << 20)
+        if free >= (order.spec.memory_mib + order.spec.disk_mib) << 20:
+            # There is room for all that it may have: what it has need not be measured.
+            return
+        spent = usage.measure(self._view, [order.placement_id], {}).get(order.placement_id)
+        need = 0 if spent is None else spent.memory_bytes + spent.cache_bytes + spent.disk_bytes
         if free < need:
             message = f"saving it may take {need >> 20} MiB, and {self._config.state_dir} has {max(0, free) >> 20} MiB to spare"
             raise Refused(Code.HOST_DISK_FULL, message)
 
     async def restore(self, order: Order, *, reboot: bool = False) -> Seen:
+        self._expect_start()
         async with self._lock(order.placement_id):
             with self._images.pin(order.spec):
                 rootfs = await self._images.root_of(order.spec)
@@ -153,15 +155,19 @@ class Saving:
 
     async def discard(self, placement_id: str) -> None:
         async with self._lock(placement_id):
-            await self._blocking(lambda: saves.drop(self._view.directory(placement_id)))
+            gone = await self._blocking(lambda: saves.set_aside(self._view.directory(placement_id)))
             self._step("discarded")
+        self._spawn(self._blocking(lambda: saves.clear(gone)), f"discard {placement_id}")
 
     async def _after_a_save(self, placement_id: str, found: look.Traces) -> look.Traces:
         """What an earlier run has left half done is undone, or done: what is there afterwards."""
         directory = self._view.directory(placement_id)
         if found.saved:
-            if found.guest is not None:
+            if found.guest is not None or found.pids or found.groups or found.slots or found.runtime_files:
                 await self._end_as_told(placement_id)
+            with contextlib.suppress(Refused):
+                save = await self._blocking(lambda: saves.read(directory / saves.SAVED))
+                self._flush_soon(placement_id, save, self._disk_of(placement_id))
             return await self._look(placement_id)
         if found.guest is not None and await self._blocking((directory / saves.DRAFT).exists):
             await self._blocking(lambda: self._undo(placement_id, directory))

@@ -7,6 +7,7 @@ import asyncio
 from atoll.base.errors import Code
 from atoll.domain.spec import SaveMode
 from atoll.drivers.port import Order, Power, Seen
+from atoll.hostops import processes
 from atoll.testing.conformance.guest import GuestClient
 from atoll.testing.conformance.stand import Stand, refusal, shell
 
@@ -42,6 +43,24 @@ async def what_is_saved_is_at_rest_until_it_is_restored(stand: Stand) -> None:
     assert (await stand.driver.inspect(order.placement_id)).power is Power.RUNNING
     await _gone(stand, order)
     assert stand.exits == [], "an end that was asked for is no news"
+
+
+async def what_a_guest_leaves_goes_behind_its_save(stand: Stand) -> None:
+    order = stand.order()
+    seen = await stand.driver.start(order)
+    await stand.driver.save(order, SaveMode.FULL)
+    assert seen.pid is not None
+    assert not processes.alive(seen.pid), "memory and CPU are free when it is said to be saved"
+    async with asyncio.timeout(5.0):
+        while left := [name for name in (await stand.driver.inspect(order.placement_id)).leftovers if not name.startswith("directory")]:
+            assert not [name for name in left if name.startswith("process")]
+            await asyncio.sleep(0.01)
+    await _back(stand, order)
+    await stand.driver.save(order, SaveMode.FULL)
+    # At once, whatever is still being cleared away.
+    await _back(stand, order)
+    await _gone(stand, order)
+    assert stand.exits == []
 
 
 async def saving_and_restoring_can_be_repeated(stand: Stand) -> None:
@@ -184,4 +203,37 @@ async def connections_are_cut_when_the_address_changes(stand: Stand) -> None:
     assert isinstance(outcome, Exception), "its peer hears at once that it is gone"
     _, guest = await _back(stand, order)
     assert "sleep 60" in (await shell(guest, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).out, "what ran goes on all the same"
+    await _gone(stand, order)
+
+
+LOOP = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 7777))
+client = socket.create_connection(("127.0.0.1", 7777))
+other, _ = server.accept()
+count = 0
+while True:
+    client.sendall(b"x")
+    assert other.recv(1) == b"x"
+    count += 1
+    open("/loop.new", "w").write(str(count))
+    __import__("os").rename("/loop.new", "/loop")
+    time.sleep(0.05)
+"""
+"""One connection of a guest to itself: whoever is cut ends."""
+
+
+async def connections_within_a_guest_outlast_a_suspend(stand: Stand) -> None:
+    order = stand.order()
+    guest = await stand.guest(order, await stand.driver.start(order))
+    begin = (
+        f"cat >/loop.py <<'END'\n{LOOP}END\n(python3 /loop.py >/dev/null 2>/loop.err &)\nuntil [ -e /loop ]; do sleep 0.05; done; cat /loop"
+    )
+    before = int((await shell(guest, begin)).out)
+    await stand.driver.save(order, SaveMode.FULL)
+    _, guest = await _back(stand, order)
+    async with asyncio.timeout(10.0):
+        while (now := int((await shell(guest, "cat /loop")).out)) < before + 20:  # noqa: ASYNC110 - it is asked by a command
+            await asyncio.sleep(0.1)
+    assert (await shell(guest, "cat /loop.err")).out == "", f"{before}, then {now}"
     await _gone(stand, order)

@@ -47,6 +47,7 @@ _PAUSING_NEEDS = {
 
 _SAVING_NEEDS = {
     "what_is_saved_is_at_rest_until_it_is_restored": ("saves_files",),
+    "what_a_guest_leaves_goes_behind_its_save": ("saves_files", "network_slots"),
     "saving_and_restoring_can_be_repeated": ("saves_files",),
     "what_is_saved_is_removed": ("saves_files",),
     "what_was_saved_survives_its_driver": ("saves_files", "survives_agent"),
@@ -55,6 +56,7 @@ _SAVING_NEEDS = {
     "twenty_cycles_lose_nothing": ("saves_memory", "guest_handshake"),
     "a_frozen_guest_is_saved": ("saves_memory", "guest_handshake", "pauses"),
     "restored_guests_have_other_chance": ("saves_memory", "guest_handshake"),
+    "connections_within_a_guest_outlast_a_suspend": ("saves_memory", "guest_handshake"),
     "connections_are_cut_when_the_address_changes": ("saves_memory", "guest_handshake", "network_slots"),
 }
 
