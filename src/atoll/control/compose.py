@@ -24,6 +24,7 @@ from atoll.control.artifacts.collecting import Collecting
 from atoll.control.artifacts.giving import Giving
 from atoll.control.artifacts.manifests import Manifests
 from atoll.control.artifacts.moments import Moments
+from atoll.control.artifacts.rests import Rests
 from atoll.control.artifacts.templates import Templates
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.builds.amazon import Amazon
@@ -234,6 +235,9 @@ class Control:
         await self._admit(store, directory, configuration)
         if shared is not None:
             await self._follow(shared)
+        self.rests = None if self.artifacts is None else Rests(store, self.artifacts, clock.now, reconciler.event_id)
+        if self.rests is not None:
+            await self.rests.begin()
         await self._load(store)
         self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles)
         await self._resume(store)
@@ -330,7 +334,7 @@ class Control:
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
         templates = Templates(store)
         self.manifests = None if self.artifacts is None else Manifests(self.settings.secrets, self.artifacts)
-        self.moments = None if self.artifacts is None else Moments(store, self.artifacts, self._clock.now)
+        self.moments = None if self.artifacts is None else Moments(store, self.artifacts, self._clock.now, self.rests)
         self._own_registry = own_registry_of(
             self.settings, clock=self._clock, dice=self._dice, public=lambda: self.configuration.current.public_repositories
         )
@@ -497,6 +501,8 @@ class Control:
         self._spawn(retention.run(self.reconciler.store, self._clock, kept))
         if self.moments is not None:
             self._spawn(self.moments.run())
+        if self.rests is not None:
+            self._spawn(self.rests.run())
 
     def _archives(self) -> archives.Archives:
         return archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex(), library=self.imports.library)

@@ -19,7 +19,7 @@ from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind
 from atoll.domain.placement import Grant, Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Event, Sandbox, State
-from atoll.planning import claiming, pausing, replacing, restarting, storing
+from atoll.planning import claiming, pausing, replacing, restarting, restoring, storing
 from atoll.planning.stimuli import (
     BootstrapExposed,
     Claimed,
@@ -220,7 +220,8 @@ def _gone(facts: Facts, placement: Placement | None, heard: Heard | None, now: f
     ended = heard.ended_by if heard else None
     # A guest that went with its host has ended, too, but not by itself: that is a loss.
     by_itself = None if heard is not None and ended == "exit" and heard.report.reason == Code.PLACEMENT_LOST else ended
-    if (rests := storing.gone(sandbox, placement, by_itself=by_itself)) is not None:
+    rests = storing.gone(sandbox, placement, by_itself=by_itself) or restoring.rested_since(sandbox, placement, by_itself=by_itself)
+    if rests is not None:
         left = Note(ev.SANDBOX_HOST_LEFT, {"host_id": placement.host_id, "placement_id": placement.id})
         return Outcome(rests, placement, (gone, left))
     replaced = replacing.after_loss(sandbox, ended=by_itself, fenced=heard is None, detail=detail, now=now)

@@ -22,6 +22,7 @@ from atoll.domain.placement import Holding, Observed, Placement
 from atoll.domain.sandbox import TERMINAL, Condition, Event, Sandbox, State
 from atoll.domain.spec import SaveMode
 from atoll.domain.warmth import OWN_TEAM
+from atoll.planning import storing
 from atoll.planning.claiming import pool_of
 from atoll.planning.stimuli import Facts, Note, Outcome
 
@@ -53,11 +54,19 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
     if sandbox.state is State.SUSPENDED and (now_stored := _stored(account)) != sandbox.moment:
         # What is on record is what the store had of an earlier save, or did not have yet.
         sandbox = replace(sandbox, moment=now_stored, deadline_at=now + sandbox.spec.local_s if now_stored is not None else None)
+    sandbox = _is_there(sandbox)
     if sandbox.state is State.PAUSED and account.observed is Observed.SAVED:
         return _saved_since(sandbox, placement, account, now)
     if placement is facts.placement and sandbox is facts.sandbox:
         return None
     return Outcome(sandbox, placement, ())
+
+
+def _is_there(sandbox: Sandbox) -> Sandbox:
+    """Its host has it: what was marked for the case that it has not is the past."""
+    if sandbox.state in _MAY_REST_ALONE or sandbox.moment is None:
+        return sandbox
+    return replace(sandbox, moment=None, conditions=sandbox.conditions - {Condition.HOSTS_UNSETTLED})
 
 
 def _claimed_since(sandbox: Sandbox, account: Account, now: float) -> Sandbox:
@@ -82,6 +91,89 @@ def _stored(account: Account) -> Moment | None:
 def _has_left(account: Account) -> bool:
     """Whether its host was giving up a copy of what the store has: its sandbox rests there, and was not released."""
     return account.desired is Kind.ENSURE_ABSENT and _stored(account) is not None
+
+
+_MAY_REST_ALONE: Final = frozenset({State.SUSPENDED, State.RESUMING})
+"""Of these the record says by itself what of them is in the store; of others it names a moment only if it was marked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the artifact store says of a sandbox that a host has brought there: its newest save then, of this placement and generation."""
+
+    sandbox_id: str
+    placement_id: str
+    generation: int
+    save_mode: SaveMode
+    moment: Moment
+
+
+def marked(facts: Facts, left: Left) -> Outcome | None:
+    """The records of a sandbox for the case that its host has it no more, before any host was heard; None: the note says nothing of it.
+
+    A generation begins when the last one was seen gone: of a newer one than is on record the note alone is left, or its host's account. A
+    placement that is on record may have been gone on from where it was: it rests in the store only if its host does not have it.
+    """
+    sandbox, placement = facts.sandbox, facts.placement
+    if sandbox.state in (*TERMINAL, State.RELEASING) or left.generation < sandbox.generation:
+        return None
+    if left.generation > sandbox.generation:
+        after = _rests(
+            replace(sandbox, generation=left.generation, unseen=sandbox.unseen + (placement is not None)), left.moment, left.save_mode
+        )
+        older = (
+            ()
+            if placement is None or placement.holding is Holding.NONE
+            else (storing.ordered_away(placement, str(Code.RELEASE_REQUESTED)),)
+        )
+        where = {"host_id": placement.host_id if placement is not None else None, "placement_id": left.placement_id}
+        return Outcome(after, None, (Note(ev.SANDBOX_RESTORED, where),), older)
+    if placement is not None and placement.id != left.placement_id:
+        return None
+    if placement is None and not sandbox.rests_in_store:
+        return None
+    return Outcome(
+        replace(
+            sandbox,
+            moment=left.moment,
+            save_mode=left.save_mode,
+            conditions=sandbox.conditions | {Condition.HOSTS_UNSETTLED},
+        ),
+        placement,
+        (),
+    )
+
+
+def rested_since(sandbox: Sandbox, placement: Placement, *, by_itself: str | None) -> Sandbox | None:
+    """One whose host does not have it any more, and that rests in the store since the backup; None: that is not so.
+
+    `by_itself`: as for `storing.gone`. What has ended by itself has run since it was saved.
+    """
+    if sandbox.state in _MAY_REST_ALONE or sandbox.moment is None:
+        return None
+    if by_itself not in (None, "command"):
+        return None
+    return replace(_rests(sandbox, sandbox.moment, sandbox.save_mode), saved_on=placement.host_id)
+
+
+def _rests(sandbox: Sandbox, moment: Moment, mode: SaveMode | None) -> Sandbox:
+    """A record anew, and no move of the one that there is."""
+    return replace(
+        sandbox,
+        state=State.SUSPENDED,
+        rested=None,
+        placement_id=None,
+        host_id=None,
+        saved_on=sandbox.host_id,
+        end_at=None,
+        life_s=None,
+        save_mode=mode,
+        moment=moment,
+        reason=None,
+        detail=None,
+        deadline_at=None,
+        conditions=frozenset({Condition.HOSTS_UNSETTLED}),
+    )
 
 
 def _saved_since(sandbox: Sandbox, placement: Placement, account: Account, now: float) -> Outcome:

@@ -60,7 +60,9 @@ _FACTS_OF_MANY: Final = (
     .where(SANDBOXES.c.id.in_(sa.bindparam("ids", expanding=True)))
 )
 _UNHEARD: Final = (
-    sa.select(HOSTS.c.name, HOSTS.c.seen_at, HOSTS.c.problems).where(HOSTS.c.admin != Admin.DISABLED.value).order_by(HOSTS.c.name)
+    sa.select(HOSTS.c.id, HOSTS.c.name, HOSTS.c.seen_at, HOSTS.c.problems)
+    .where(HOSTS.c.admin != Admin.DISABLED.value)
+    .order_by(HOSTS.c.name)
 )
 _HOST_LOCKED: Final = Prepared(sa.select(HOSTS).where(HOSTS.c.id == sa.bindparam("of_id")).with_for_update())
 _SANDBOX_LOCKED: Final = Prepared(sa.select(SANDBOXES.c.id).where(SANDBOXES.c.id == sa.bindparam("of_id")).with_for_update())
@@ -278,13 +280,17 @@ def take_up(
     return replace(done, used=known.used + held(done.placement))
 
 
+def unheard(conn: sa.Connection) -> dict[str, str]:
+    """Hosts that have not said what they have since the store was taken back to a backup: id → name."""
+    return {row.id: row.name for row in conn.execute(_UNHEARD) if row.seen_at is None or UNSETTLED in row.problems}
+
+
 def require_settled(conn: sa.Connection, sandbox: Sandbox) -> None:
     """*Errors*: Unavailable STORE_RESTORED while a host may have this suspended sandbox that has not said so since the store was taken back."""
     if Condition.HOSTS_UNSETTLED not in sandbox.conditions:
         return
-    unheard = [row.name for row in conn.execute(_UNHEARD) if row.seen_at is None or UNSETTLED in row.problems]
-    if unheard:
-        names = ", ".join(unheard[:5])
+    if missing := unheard(conn):
+        names = ", ".join(list(missing.values())[:5])
         message = f"{names} may have {sandbox.id} since before the store was restored; it stays {sandbox.state} until that is known"
         raise Unavailable(Code.STORE_RESTORED, message, retry_after_s=READMIT_AGAIN_S)
 

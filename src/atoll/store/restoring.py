@@ -172,6 +172,23 @@ def take(conn: sa.Connection, account: Account, *, host_id: str, now: float, ids
     return Taken.RESTORED, _write(conn, found, known, now=now, ids=ids)
 
 
+def unsettled(conn: sa.Connection) -> bool:
+    """Whether this store was taken back to a backup, and a host may have what is on no record."""
+    return restored_at(conn) is not None and bool(facts.unheard(conn))
+
+
+def mark(conn: sa.Connection, left: planning.Left, *, now: float, ids: NewId) -> facts.Committed | None:
+    """What the artifact store says of a sandbox, for the case that its host has it no more (`planning.restoring.marked`).
+
+    Before any host was heard: of one that was, the account counts. *Idempotency*: a second time changes nothing.
+    """
+    known = facts.load(conn, left.sandbox_id)
+    if known is None or (known.placement is not None and known.placement.host_id not in facts.unheard(conn)):
+        return None
+    outcome = planning.marked(known, left)
+    return None if outcome is None else facts.commit(conn, known, outcome, now=now, ids=ids)
+
+
 def _caught_up(
     conn: sa.Connection, account: Account, known: Facts | None, *, now: float, ids: NewId
 ) -> tuple[Taken, facts.Committed | None]:

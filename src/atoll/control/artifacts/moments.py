@@ -22,12 +22,13 @@ from typing import Final
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.control import asgi
 from atoll.control.artifacts.giving import LINK_S, give_file
+from atoll.control.artifacts.rests import Rests
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.domain.host import Host
 from atoll.images.artifacts import Artifacts, Info, key_of
 from atoll.images.library import Collected
 from atoll.images.moments import MANIFEST_BYTES_MAX, MOMENTS, PACK_BYTES_MAX, PACKS, Manifest, read_manifest
-from atoll.store import sending
+from atoll.store import restoring, sending
 from atoll.store.engine import Store
 from atoll.store.moments import fetchable, needed
 from atoll.telemetry import events
@@ -58,6 +59,8 @@ class Moments:
     store: Store
     artifacts: Artifacts
     now: Callable[[], float]
+    rests: Rests | None = None
+    """Notes of whose they are."""
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SIDE_BY_SIDE))
     _known: OrderedDict[str, Manifest] = field(default_factory=OrderedDict)
 
@@ -155,6 +158,8 @@ class Moments:
             if pack not in sure and info.changed_at < now - SURE_S:
                 raise Refused(Code.MOMENT_INCOMPLETE, f"pack {pack} is of a moment that nobody needs any more")
         await self.artifacts.write(key_of(MOMENTS, digest), content)
+        if self.rests is not None:
+            await self.rests.note(name, digest, content)
         await self.artifacts.write(f"{RECEIPTS}/{name}", digest.encode())
         self._remember(manifest)
 
@@ -248,6 +253,9 @@ class Moments:
 
         *Errors*: those of Artifacts: then nothing more went. *Idempotency*: a second time finds nothing.
         """
+        if await self.store.read(restoring.unsettled):
+            # What is on no record may be what a host has, or has brought there since the backup.
+            return Collected((), 0)
         old = self.now() - FRESH_S
         # Packs first: one that comes while the rest is read is not among them.
         packs = [info async for info in self.artifacts.list(PACKS) if info.changed_at < old]
