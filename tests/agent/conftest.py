@@ -97,6 +97,7 @@ class FakeControl:
         self.spec = SPEC
         self.timeout_s: float | None = None
         self.moments = False
+        self.moment_bytes_max = 0
         """Whether it takes what is saved into a store."""
 
     # what tests say
@@ -223,6 +224,7 @@ class FakeControl:
             unknown=self.unknown,
             collect=collect,
             moments=self.moments,
+            moment_bytes_max=self.moment_bytes_max,
             incarnation=self.incarnation,
         )
 

@@ -211,7 +211,9 @@ class MachineDriver:
         if thing is None or thing.saved is None:
             raise Refused(Code.PLACEMENT_LOST, "nothing is saved")
         notes = (("memory", thing.memory),)
-        return PackList(MomentFacts("machine", Isolation.GVISOR, "x86_64", thing.saved, "sha256:aa", notes=notes), self.inbox(name))
+        return PackList(
+            MomentFacts("machine", Isolation.GVISOR, "x86_64", thing.saved, "sha256:aa", notes=notes), self.inbox(name), size_bytes=1 << 20
+        )
 
     def inbox(self, name: str) -> Path:
         return Path("/nonexistent") / name

@@ -124,6 +124,22 @@ async def test_nothing_is_sent_where_control_has_no_place_for_it(world, shelf):
     await stored(world)
 
 
+async def test_what_is_too_large_stays_where_it_is_with_nothing_sent(world, shelf, capsys):
+    world.control.moment_bytes_max = 1
+    await suspended(world)
+    await world.control.next_poll()
+    await asyncio.sleep(0.2)
+    assert shelf.sent == []
+    assert "MOMENT_TOO_LARGE" in capsys.readouterr().out
+    assert (world.control.seen(A).observed, world.control.seen(A).moment) == (Observed.SAVED, None)
+    # It is resumed where it is, and a later save is sent as soon as it may be.
+    world.control.want(A)
+    await world.control.until_ready(A)
+    world.control.moment_bytes_max = 0
+    world.control.want(A, Kind.ENSURE_SUSPENDED)
+    await stored(world)
+
+
 async def test_a_resume_ends_the_sending_at_once_and_the_next_save_stands_on_the_last(world, shelf):
     await suspended(world)
     first = await stored(world)

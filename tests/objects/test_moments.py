@@ -250,6 +250,11 @@ async def test_what_is_no_pack_or_manifest_is_not_taken(stand: Stand) -> None:
     assert told.value.code is Code.MOMENT_INCOMPLETE
     assert await stand.keys() == set(), "what has another size is nobody's"
     await stand.artifacts.write(f"packs/sha256/{name}", b"pack")
+    stand.moments.bytes_max = lambda: 3
+    with pytest.raises(Refused) as told:
+        await stand.moments.take(mine, digest, content)
+    assert told.value.code is Code.MOMENT_TOO_LARGE
+    stand.moments.bytes_max = lambda: 4
     await stand.moments.take(mine, digest, content)
 
 

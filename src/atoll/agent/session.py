@@ -260,7 +260,7 @@ class Session:
             return False
         host.deadlines.heard(sent_boot=sent_boot)
         if host.uploads is not None:
-            host.uploads.allow(allowed=answer.moments)
+            host.uploads.allow(allowed=answer.moments, bytes_max=answer.moment_bytes_max)
         kept = host.keeping.take(answer.snapshots)
         for wish in answer.collect:
             host.executor.spawn(self._collect(wish))

@@ -59,6 +59,7 @@ class Uploads:
         self._dice = dice
         self._tell = tell
         self._allowed = asyncio.Event()
+        self._bytes_max = 0
         self._room = asyncio.Semaphore(PARALLEL)
         self._work: dict[str, _Work] = {}
         self._early: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
@@ -76,8 +77,9 @@ class Uploads:
                     self.saved(record.placement_id)
             await asyncio.Event().wait()
 
-    def allow(self, *, allowed: bool) -> None:
-        """Whether control has a place for moments, as its newest answer says."""
+    def allow(self, *, allowed: bool, bytes_max: int = 0) -> None:
+        """Whether control has a place for moments, as its newest answer says, and for how large ones; 0: for any."""
+        self._bytes_max = bytes_max
         if allowed:
             self._allowed.set()
         else:
@@ -172,13 +174,21 @@ class Uploads:
                 await self._allowed.wait()
                 async with self._room:
                     what = await _pack_list(drivers, name)
-                    if what is None:
+                    if what is None or self._is_too_large(name, what):
                         return None
                     return what, await self._store.upload(name, what, bases=bases)
             except Exception as error:  # noqa: BLE001 - a task boundary: whatever it is, what is saved is safe where it is
                 code, detail = explain(error, otherwise=Code.INTERNAL)
                 log.info(events.COMMAND_FAILED, operation="upload", code=code, message=detail, attempt=backoff.failures + 1)
             await asyncio.sleep(backoff.next_s())
+
+    def _is_too_large(self, name: str, what: PackList) -> bool:
+        """It stays here then, with nothing of it sent, until it is gone on from or goes; a run that begins asks again."""
+        if not self._bytes_max or what.size_bytes <= self._bytes_max:
+            return False
+        message = f"{name} takes {what.size_bytes >> 20} MiB, and at most {self._bytes_max >> 20} are sent"
+        log.warning(events.COMMAND_FAILED, operation="upload", code=Code.MOMENT_TOO_LARGE, message=message)
+        return True
 
     async def _until_done(self, work: Callable[[], Awaitable[object]]) -> None:
         backoff = Backoff(self._dice, first_s=0.1, most_s=5.0)

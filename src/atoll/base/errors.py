@@ -142,6 +142,7 @@ class Code(StrEnum):
     MOMENT_CORRUPT = "MOMENT_CORRUPT"
     MOMENT_UNSUITABLE = "MOMENT_UNSUITABLE"
     MOMENT_INCOMPLETE = "MOMENT_INCOMPLETE"
+    MOMENT_TOO_LARGE = "MOMENT_TOO_LARGE"
 
 
 HINTS: Final[Mapping[Code, str]] = {
@@ -256,6 +257,7 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.MOMENT_CORRUPT: "It is still paused; what the artifact store holds of it is not what was saved. Restore the store, or delete it.",
     Code.MOMENT_UNSUITABLE: "It is still paused; the host has another runtime or processor than the one that saved it. Resume it elsewhere.",
     Code.MOMENT_INCOMPLETE: "The host sends what the artifact store has lost once more, by itself; nothing is to be done.",
+    Code.MOMENT_TOO_LARGE: "It stays on its host, and is resumed there; raise limits.deployment.moment (`atoll config`) if it is to be in the artifact store.",
     Code.WARM_OUTDATED: "It was made ahead of a build or a policy that does not apply any more; nobody need do anything.",
     Code.WARM_SURPLUS: "There were more guests made ahead than are wanted; nobody need do anything.",
     Code.WARM_GIVEN_UP: "A sandbox that somebody wanted needed its room; add a host, or keep fewer warm (`atoll template warm`).",

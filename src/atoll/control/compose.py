@@ -229,15 +229,13 @@ class Control:
             stepped_s=settings.stepped_s,
             snapshots=self.snapshots,
             takes_moments=self._takes_moments,
+            moment_bytes_max=self._moment_bytes_max,
         )
         self.configuration = configuration = Configuration(store=store, clock=clock, built_in=settings.deployment)
         await configuration.follow()
         await self._admit(store, directory, configuration)
         if shared is not None:
             await self._follow(shared)
-        self.rests = None if self.artifacts is None else Rests(store, self.artifacts, clock.now, reconciler.event_id)
-        if self.rests is not None:
-            await self.rests.begin()
         await self._load(store)
         self.service = self._facade(store, tokens=tokens, hub=hub, orders=orders, consoles=consoles)
         await self._resume(store)
@@ -261,6 +259,11 @@ class Control:
         await bootstrap.register_templates(settings.artifacts, store=store, clock=clock, dice=dice)
 
     async def _load(self, store: Store) -> None:
+        self.rests, self.moments = None, None
+        if self.artifacts is not None:
+            self.rests = Rests(store, self.artifacts, self._clock.now, self.reconciler.event_id)
+            self.moments = Moments(store, self.artifacts, self._clock.now, self.rests, self._moment_bytes_max)
+            await self.rests.begin()
         await store.read(self.reconciler.directory.load)
         await self.waiting.load()
         self._routes.load(await store.read(stored.reachable))
@@ -334,7 +337,6 @@ class Control:
     def _facade(self, store: Store, *, tokens: Tokens, hub: Hub, orders: Orders, consoles: Consoles) -> Facade:
         templates = Templates(store)
         self.manifests = None if self.artifacts is None else Manifests(self.settings.secrets, self.artifacts)
-        self.moments = None if self.artifacts is None else Moments(store, self.artifacts, self._clock.now, self.rests)
         self._own_registry = own_registry_of(
             self.settings, clock=self._clock, dice=self._dice, public=lambda: self.configuration.current.public_repositories
         )
@@ -547,6 +549,10 @@ class Control:
             await _lifespan(receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _moment_bytes_max(self) -> int:
+        """0: there is no limit."""
+        return (self.configuration.current.deployment.moment_mib or 0) << 20
 
     def _takes_moments(self) -> bool:
         asked, elsewhere = self.settings.moments, self.settings.bucket is not None or self.reconciler.directory.has_several()

@@ -127,6 +127,8 @@ class DeploymentLimits:
     active_hosts: int | None = 10_000
     warm_guests: int | None = 1000
     """Kept ready, over all policies."""
+    moment_mib: int | None = 64 * 1024
+    """Of what is saved of one sandbox, or kept as one snapshot, that is sent to the artifact store; what is larger stays on its host."""
 
 
 DEFAULT_CLASSES: Final[Mapping[str, WorkloadClass]] = {

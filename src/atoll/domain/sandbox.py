@@ -64,6 +64,8 @@ class Event(StrEnum):
     """A resume was refused: it stays as it was."""
     SAVED_STILL = "saved_still"
     STOPPED_STILL = "stopped_still"
+    FOUND = "found"
+    """After a restore from a backup: no host has it, and the artifact store does, from since then."""
     RELEASE = "release"
     ABSENCE_CONFIRMED = "absence_confirmed"
     FAILURE_CONFIRMED = "failure_confirmed"
@@ -131,6 +133,7 @@ _BASE: Final[Mapping[tuple[State, Event], State]] = {
     (State.RESUMING, Event.FROZEN_STILL): State.PAUSED,
     (State.RESUMING, Event.SAVED_STILL): State.SUSPENDED,
     (State.RESUMING, Event.STOPPED_STILL): State.STOPPED,
+    **{(state, Event.FOUND): State.SUSPENDED for state in (*_PLACED, State.SUSPENDED)},
     (State.RELEASING, Event.ABSENCE_CONFIRMED): State.RELEASED,
     (State.RELEASING, Event.FAILURE_CONFIRMED): State.FAILED,
 }

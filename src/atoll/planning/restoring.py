@@ -115,7 +115,7 @@ def marked(facts: Facts, left: Left) -> Outcome | None:
     placement that is on record may have been gone on from where it was: it rests in the store only if its host does not have it.
     """
     sandbox, placement = facts.sandbox, facts.placement
-    if sandbox.state in (*TERMINAL, State.RELEASING) or left.generation < sandbox.generation:
+    if (sandbox.state, Event.FOUND) not in sb.MOVES or left.generation < sandbox.generation:
         return None
     if left.generation > sandbox.generation:
         after = _rests(
@@ -157,10 +157,10 @@ def rested_since(sandbox: Sandbox, placement: Placement, *, by_itself: str | Non
 
 
 def _rests(sandbox: Sandbox, moment: Moment, mode: SaveMode | None) -> Sandbox:
-    """A record anew, and no move of the one that there is."""
+    """It rests in the store alone, and no host is known to have it."""
     return replace(
         sandbox,
-        state=State.SUSPENDED,
+        state=sb.step(sandbox.state, Event.FOUND),
         rested=None,
         placement_id=None,
         host_id=None,

@@ -390,6 +390,8 @@ class PollAnswer(Message):
     snapshots: list[SnapshotOrder] = Field(default_factory=list, max_length=SNAPSHOTS_MAX)
     moments: bool = False
     """Whether what is saved or kept here is to be sent to the store. An older control says nothing, and has no place for it."""
+    moment_bytes_max: int = Field(default=0, ge=0)
+    """What takes more of this host's disk is not sent; 0: everything is."""
     incarnation: str
     """Of the store; raised by a restore from backup."""
     told: int | None = None

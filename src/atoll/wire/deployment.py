@@ -185,6 +185,7 @@ class DeploymentPart(ClientPart):
     registered_hosts: Limit = None
     active_hosts: Limit = None
     warm_guests: Limit = None
+    moment: Annotated[int | None, BeforeValidator(_mib_or_none)] = None
 
 
 class Limits(Part):
@@ -366,6 +367,7 @@ def _meant(whole: Whole) -> Deployment:
             own.deployment,
             requests=_rate(total, own.deployment.requests),
             **_written(total, "sandboxes", "records", "registered_hosts", "active_hosts", "warm_guests"),
+            **({"moment_mib": total.moment} if "moment" in total.model_fields_set else {}),
         ),
         teams={name: _team(part, every_team) for name, part in whole.teams.items()},
         public_repositories=whole.registry.public,

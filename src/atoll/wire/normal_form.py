@@ -56,7 +56,8 @@ def normal(deployment: Deployment) -> dict[str, Tree]:
             registered_hosts=total.registered_hosts,
             warm_guests=total.warm_guests,
             active_hosts=total.active_hosts,
-        ),
+        )
+        | {"moment": UNLIMITED if total.moment_mib is None else q.write_mib(total.moment_mib)},
     }
     tree: dict[str, Tree] = {"default_class": deployment.default_class, "limits": limits}
     if deployment.teams:

@@ -61,6 +61,8 @@ class Moments:
     now: Callable[[], float]
     rests: Rests | None = None
     """Notes of whose they are."""
+    bytes_max: Callable[[], int] = lambda: 0
+    """Of one moment; 0: there is no limit."""
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SIDE_BY_SIDE))
     _known: OrderedDict[str, Manifest] = field(default_factory=OrderedDict)
 
@@ -143,10 +145,14 @@ class Moments:
     async def take(self, name: str, digest: str, content: bytes, bases: Collection[str] = ()) -> None:
         """Have a moment whose packs are all there. `bases`: moments that it shares packs with, as the host says.
 
-        *Errors*: Refused MOMENT_CORRUPT, MOMENT_INCOMPLETE (a pack is not there, is another, or may go); those of Artifacts.
+        *Errors*: Refused MOMENT_CORRUPT, MOMENT_TOO_LARGE, MOMENT_INCOMPLETE (a pack is not there, is another, or may go); those of Artifacts.
         *Idempotency*: one that is there stays.
         """
         manifest = await asyncio.to_thread(read_manifest, digest, content)
+        size, most = sum(manifest.packs.values()), self.bytes_max()
+        if most and size > most:
+            # Hosts are told, and compare before they send anything: this is for one that does not.
+            raise Refused(Code.MOMENT_TOO_LARGE, f"its packs have {size >> 20} MiB, and at most {most >> 20} are taken")
         sure = await self._sure(name, [base for base in bases if _DIGEST.fullmatch(base)][:BASES_MAX], digest)
         now = self.now()
         for pack, info in (await self._heads(manifest.packs)).items():

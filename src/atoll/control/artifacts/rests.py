@@ -5,7 +5,7 @@ So with the moment of each placement goes a note of its sandbox and generation, 
 begins in a store that was taken back, it reads all notes before it hears any host, and marks the records (`planning.restoring.marked`). A note
 whose sandbox has gone on or ended goes within a minute; nothing goes before every host has said what it has, and for a while after, as
 what they say may still be on its way. One that is stale for less than that may bring a sandbox back that was deleted just before control was lost.
-Why: docs/adr/0038.
+Why: docs/adr/0041.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class Answers:
     wants: Wants
     incarnation: str
     takes_moments: Callable[[], bool] = lambda: False
+    moment_bytes_max: Callable[[], int] = lambda: 0
     """Whether hosts should send what they save to the artifact store."""
 
     async def make(
@@ -75,7 +76,14 @@ class Answers:
         behind += sorted(p for p, revision in gone.items() if holds.get(p, revision) < revision)
         behind += sorted(p for p in poll.health.quarantined if p in gone and p not in holds)
         taken, moments = held.taken, self.takes_moments()
-        answer = wire.PollAnswer(lease_s=lease_s, incarnation=self.incarnation, acknowledged=acknowledged, told=taken, moments=moments)
+        answer = wire.PollAnswer(
+            lease_s=lease_s,
+            incarnation=self.incarnation,
+            acknowledged=acknowledged,
+            told=taken,
+            moments=moments,
+            moment_bytes_max=self.moment_bytes_max(),
+        )
         late_now = set(sorted(late)[:ENDS_PER_POLL_MAX])
         await self._fill(answer, poll, behind[: wire.COMMANDS_PER_POLL_MAX], late_now, gone=gone, received_at=received_at)
         answer.snapshots.extend(_orders(kept, poll))

@@ -95,6 +95,7 @@ class Sessions:
         peers: Peers | None = None,
         snapshots: Snapshots | None = None,
         takes_moments: Callable[[], bool] = lambda: False,
+        moment_bytes_max: Callable[[], int] = lambda: 0,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -118,6 +119,7 @@ class Sessions:
             wants=reconciler.wants,
             incarnation=incarnation,
             takes_moments=takes_moments,
+            moment_bytes_max=moment_bytes_max,
         )
         self._deliveries = Deliveries(store, clock, reconciler, orders)
         self._inspection = Inspection(stepped_s)
