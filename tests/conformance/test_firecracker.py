@@ -18,8 +18,8 @@ from atoll.drivers.machines.runtime import RUN, VM
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.testing.conformance.firecracker_stand import REAL, FirecrackerStand, missing
 from atoll.testing.conformance.stand import shell
-from atoll.testing.conformance.suite import CASES, lacking
 from atoll.testing.firecracker.contract import VARIABLE
+from tests.conformance.machines import cases, run, standing
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(900)]
 OFTEN = {
@@ -38,29 +38,15 @@ is_real = os.environ.get("ATOLL_TEST_KVM") == "1"
 
 @pytest.fixture
 async def stand(tmp_path, binaries, cache):
-    if lack := missing(binaries, cache):
-        pytest.skip(f"needs {lack}")
-    made = FirecrackerStand(RuntimeKind.FIRECRACKER, tmp_path, binaries=binaries, cache=cache)
-    usual = os.umask(0o077)
-    try:
-        await made.open()
+    async with standing(
+        lambda: FirecrackerStand(RuntimeKind.FIRECRACKER, tmp_path, binaries=binaries, cache=cache), missing(binaries, cache)
+    ) as made:
         yield made
-        await made.close()
-    finally:
-        os.umask(usual)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[] if case.name in OFTEN else [pytest.mark.long]) for case in CASES]
-)
+@pytest.mark.parametrize("case", cases(OFTEN))
 async def test_case(case, stand):
-    if flags := lacking(case, stand.driver.capabilities):
-        pytest.skip(f"firecracker does not declare {', '.join(flags)}")
-    await case.run(stand)
-
-
-def test_what_is_tried_always_is_there() -> None:
-    assert {case.name for case in CASES} >= OFTEN
+    await run(case, stand)
 
 
 @pytest.mark.skipif(is_real or VARIABLE in os.environ, reason="it is said what was checked only where something was not")

@@ -1,6 +1,5 @@
 """The qemu driver keeps what the port promises, on this machine: with KVM where a guest boots with it, else without."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from atoll.domain.spec import Isolation
 from atoll.drivers.machines.config import user_of
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.testing.conformance.qemu_stand import QemuStand, kind, missing
-from atoll.testing.conformance.suite import CASES, lacking
+from tests.conformance.machines import cases, run, standing
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(600)]
 OFTEN = {
@@ -37,30 +36,13 @@ OFTEN = {
 
 @pytest.fixture
 async def stand(tmp_path, binaries, cache):
-    if lack := missing(binaries, cache):
-        pytest.skip(f"needs {lack}")
-    made = QemuStand(kind(), tmp_path, binaries=binaries, cache=cache)
-    # The agent's: what machines need of others' files must be theirs to read all the same.
-    usual = os.umask(0o077)
-    try:
-        await made.open()
+    async with standing(lambda: QemuStand(kind(), tmp_path, binaries=binaries, cache=cache), missing(binaries, cache)) as made:
         yield made
-        await made.close()
-    finally:
-        os.umask(usual)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[] if case.name in OFTEN else [pytest.mark.long]) for case in CASES]
-)
+@pytest.mark.parametrize("case", cases(OFTEN))
 async def test_case(case, stand):
-    if flags := lacking(case, stand.driver.capabilities):
-        pytest.skip(f"qemu does not declare {', '.join(flags)}")
-    await case.run(stand)
-
-
-def test_what_is_tried_always_is_there() -> None:
-    assert {case.name for case in CASES} >= OFTEN
+    await run(case, stand)
 
 
 async def test_qemu_is_nobody_in_a_root_of_its_own(stand) -> None:

@@ -30,7 +30,10 @@ print("took it")
 # By the shell alone, which needs no process for it. A kernel of the guest's own has threads, which are nobody's processes.
 _COUNT = """
 set -- /proc/[0-9]*; all=$#; kernel=0
-read -r name </proc/2/comm && [ "$name" = kthreadd ] && read -r children </proc/2/task/2/children && set -- $children && kernel=$(($# + 1))
+if read -r name </proc/2/comm && [ "$name" = kthreadd ]; then
+  # Its line has no end, which `read` takes for a failure.
+  read -r children </proc/2/task/2/children; set -- $children; kernel=$(($# + 1))
+fi
 echo $((all - kernel))
 """
 DISK_MIB = 256

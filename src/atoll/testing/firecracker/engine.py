@@ -3,7 +3,8 @@
 Theory of operation. The helper is told by messages with open files and opens nothing by itself. Memory is a file that QEMU maps privately: an empty one, or
 the one that is loaded. A whole snapshot is that file and all pages that are the process's own; a difference is only those of them that have
 changed since the last snapshot, as the real one has it, with what became zero written out. The vsock's port is the guest's serial line.
-The helper ends when its Firecracker does, and Firecracker when the machine does.
+The helper ends when its Firecracker does, and Firecracker when the machine does. Its files are beside the jail's root, on ground that is gone with
+their namespace: it may be killed at any point.
 """
 
 from __future__ import annotations
@@ -79,14 +80,14 @@ class _Outside:
             raise Failed(said["error"])
 
 
-def split_off() -> Helper:
-    """Start the helper, which stays what this process is now."""
+def split_off(place: Path | None = None) -> Helper:
+    """Start the helper, which stays what this process is now. `place`: for its files; None: somewhere, and it takes that away."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     if os.fork() == 0:
         ours.close()
         with contextlib.suppress(BaseException):
-            _Machine(parent).serve(theirs)
+            _Machine(parent, place).serve(theirs)
         os._exit(0)
     theirs.close()
     return _Outside(ours)
@@ -126,9 +127,10 @@ def _devices_of(state: bytes) -> bytes:
 class _Machine:
     """The helper."""
 
-    def __init__(self, parent: int) -> None:
+    def __init__(self, parent: int, place: Path | None) -> None:
         self._parent = parent
-        self._place = Path(tempfile.mkdtemp(prefix="atoll-fc-"))
+        self._place = Path(tempfile.mkdtemp(prefix="atoll-fc-")) if place is None else place
+        self._place.mkdir(exist_ok=True, mode=0o700)
         self._process: subprocess.Popen[bytes] | None = None
         self._base = -1
         """What memory began as, as a file."""
@@ -178,9 +180,10 @@ class _Machine:
             monitor.ask(command, **arguments)
 
     def _run(self, machine: dict[str, Any], files: dict[str, int], boot: list[str]) -> None:
-        words = [str(QEMU), *_arguments(machine, files, _path(self._base), self._place), *boot]
+        words = [str(QEMU), *_arguments(machine, files, _path(self._base)), *boot]
         passed = [*files.values(), self._base]
-        self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=passed)
+        # Names of sockets are short, and places need not be.
+        self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=passed, cwd=self._place)
         if not qmp.wait_until_there(self._place, self._process.pid, timeout_s=_STARTED_S):
             raise Failed("QEMU ended, or has no monitor")
         threading.Thread(target=self._follow, args=(self._process,), daemon=True).start()
@@ -212,7 +215,7 @@ class _Machine:
     def _snapshot(self, machine: dict[str, Any], files: dict[str, int], *, whole: bool) -> None:
         assert self._process is not None
         devices = self._place / "devices"
-        self._say("xen-save-devices-state", filename=str(devices), live=True)
+        self._say("xen-save-devices-state", filename=devices.name, live=True)
         with os.fdopen(files["state"], "wb") as state:
             state.write(state_of(machine, devices.read_bytes()))
         now = os.memfd_create("pages")
@@ -257,7 +260,7 @@ def _path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def _arguments(machine: dict[str, Any], files: dict[str, int], memory_path: str, place: Path) -> list[str]:
+def _arguments(machine: dict[str, Any], files: dict[str, int], memory_path: str) -> list[str]:
     size = machine["memory_mib"]
     words = [
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
@@ -267,9 +270,9 @@ def _arguments(machine: dict[str, Any], files: dict[str, int], memory_path: str,
         "-object", f"memory-backend-file,id=ram,size={size}M,mem-path={memory_path},share=off",
         "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
         "-device", "virtio-serial-device,max_ports=2",
-        "-chardev", f"socket,id=line,path={place / LINE_SOCKET},server=on,wait=off",
+        "-chardev", f"socket,id=line,path={LINE_SOCKET},server=on,wait=off",
         "-device", f"virtserialport,chardev=line,name={LINE_PORT}",
-        "-qmp", f"unix:{place / qmp.SOCKET},server=on,wait=off",
+        "-qmp", f"unix:{qmp.SOCKET},server=on,wait=off",
     ]  # fmt: skip
     for drive in machine["drives"]:
         name = drive["drive_id"]

@@ -224,7 +224,8 @@ def main(arguments: list[str]) -> None:
     told = parser.parse_args(arguments)
     described = os.environ.get(VARIABLE)
     contract = Contract.at(Path(described)) if described else None
-    helper = engine.split_off() if told.engine == "qemu" else engine.Idle()
+    aside = Path(told.jail).parent / "helper" if told.jail else None
+    helper = engine.split_off(aside) if told.engine == "qemu" else engine.Idle()
     if told.jail:
         _become(told.jail, told.uid, told.gid)
     server = _Server(told.api_sock, _Handler)
