@@ -9,7 +9,6 @@ from pathlib import Path
 
 from atoll.agent.handshake import lacks_init
 from atoll.base.errors import Code, Refused
-from atoll.domain.placement import Observed
 from atoll.domain.spec import Isolation, SaveMode
 from atoll.drivers.port import Capabilities, Held, Image, MomentFacts, Order, PackList, Power, Probe, Saved, Seen
 from atoll.wire.agent import InitPayload

@@ -2,9 +2,10 @@
 
 Theory of operation. What should be there follows from the policies, resolved as a create of theirs would be: so many guests of each pool.
 What is there is counted by pool: an older build's guests are of a pool that nobody wants any more, and go. Guests on a host that is not
-heard of do not count, since nobody can have them; when it is back there are too many for a moment, and the newest go. A host that takes
-nothing new keeps none. What is missing is made a few at a time, each on the host that has the fewest of its kind; nothing is made while a
-create waits for room, or soon after a guest of the same pool has failed.
+heard of do not count, since nobody can have them; when it is back there are too many for a moment, and the newest go. Where that is since
+the store was taken back to a backup they may be somebody's, and none of them goes until the host has said so. A host that takes nothing new
+keeps none. What is missing is made a few at a time, each on the host that has the fewest of its kind; nothing is made while a create waits
+for room, or soon after a guest of the same pool has failed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 from atoll.base.errors import Code
 from atoll.base.units import ZERO, Vector
-from atoll.domain.host import Admin, Health, health
+from atoll.domain.host import UNSETTLED, Admin, Health, health
 from atoll.domain.sandbox import STARTING, State
 from atoll.domain.spec import Spec
 from atoll.domain.warmth import WarmPolicy
@@ -119,7 +120,7 @@ def _sorted_out(
     good: dict[str, list[Guest]] = {pool: [] for pool in counts}
     retire: list[tuple[str, Code]] = []
     for guest in sorted(guests, key=lambda one: (one.state is not State.READY, one.created_at, one.id)):
-        if guest.state is State.RELEASING:
+        if guest.state is State.RELEASING or _may_be_somebodys(guest, hosts):
             continue
         why = _useless(guest, counts, hosts, now=now)
         counted = guest.host_id not in unheard
@@ -163,6 +164,12 @@ def _makes(
         if why_not is not None:
             problems[one.pool] = why_not
     return make, problems, waits
+
+
+def _may_be_somebodys(guest: Guest, hosts: Mapping[str, Advert]) -> bool:
+    """Whether its host has not said what it has since the store was taken back to a backup: then it may have been claimed since that."""
+    advert = hosts.get(guest.host_id) if guest.host_id is not None else None
+    return advert is not None and (advert.host.seen_at is None or UNSETTLED in advert.host.problems)
 
 
 def _useless(guest: Guest, counts: Mapping[str, int], hosts: Mapping[str, Advert], *, now: float) -> Code | None:

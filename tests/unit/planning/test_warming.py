@@ -5,7 +5,7 @@ import pytest
 from atoll.base.errors import Code
 from atoll.base.ids import HostId, TemplateId
 from atoll.base.units import ZERO, Vector
-from atoll.domain.host import Admin
+from atoll.domain.host import UNSETTLED, Admin
 from atoll.domain.sandbox import State
 from atoll.domain.warmth import WarmPolicy
 from atoll.planning.claiming import CLAIMS, pool_of
@@ -72,6 +72,14 @@ def test_of_too_many_the_newest_go_and_what_is_going_is_left_alone() -> None:
 def test_those_on_a_host_that_is_not_heard_of_do_not_count() -> None:
     made = planned(1, guest("a"), adverts=[advert(seen_at=NOW - 31), advert(id=HostId("hst_b"), name="b")])
     assert (made.retire, [one.prefer_host for one in made.make]) == ((), ["hst_b"])
+
+
+@pytest.mark.parametrize("changes", [{"seen_at": None}, {"problems": (UNSETTLED,)}])
+def test_none_goes_that_may_have_been_claimed_since_the_backup(changes: dict[str, Any]) -> None:
+    """The keeper ended somebody's sandbox: on a record that was taken back it was nobody's, and of an older build."""
+    there = guest("a", pool="an older build's"), guest("b", end_at=NOW), guest("c"), guest("d")
+    assert planned(1, *there, adverts=[advert(**changes)]).retire == ()
+    assert {name for name, _ in planned(1, *there, adverts=[advert()]).retire} == {"a", "b", "d"}
 
 
 def test_nothing_is_made_while_somebody_waits_or_soon_after_a_failure() -> None:

@@ -89,29 +89,36 @@ def committed(world: World, changes: Sequence[Change]) -> None:
     """One commit's changes, after the ledger has taken them. *Errors*: Violated."""
     _machines_agree(world)
     for change in changes:
-        before, after = change.before, change.after
-        if change.table == "placements" and after is not None:
-            host = world.host_of(after["host_id"])
-            if host is not None:
-                checks.believed(change, host.things, fenced=after["host_id"] in world.history.fenced)
-            if before is None:
-                _begun(world, after)
-            if after["ready"]:
-                world.history.was_ready.add(after["id"])
-                _believed(world, after)
-                if before is None or not before["ready"]:
-                    warmth.ready(world, after)
-        if change.table == "sandboxes" and after is not None:
-            promise = world.clients.book.of(after["id"], after["request_id"])
-            if warmth.claimed(before, after):
-                warmth.handed_over(world, after)
-            if promise is not None and (before is None or warmth.claimed(before, after)) and promise.sandbox_id != after["id"]:
-                # Its client may never hear of it; a second one under the same name is another try.
-                promise.sandbox_id, promise.ready = after["id"], False
-            if before is not None and after["generation"] > before["generation"]:
-                _replaced(world, before, after, promise)
-            if before is not None and before["reason"] != after["reason"] and after["state"] in ("releasing", *TERMINAL):
-                _justified(world, after, promise)
+        if change.table == "placements" and change.after is not None:
+            _placed(world, change, change.before, change.after)
+        if change.table == "sandboxes" and change.after is not None:
+            _told(world, change.before, change.after)
+
+
+def _placed(world: World, change: Change, before: Row | None, after: Row) -> None:
+    host = world.host_of(after["host_id"])
+    if host is not None:
+        checks.believed(change, host.things, fenced=after["host_id"] in world.history.fenced)
+    if before is None:
+        _begun(world, after)
+    if after["ready"]:
+        world.history.was_ready.add(after["id"])
+        _believed(world, after)
+        if before is None or not before["ready"]:
+            warmth.ready(world, after)
+
+
+def _told(world: World, before: Row | None, after: Row) -> None:
+    promise = world.clients.book.of(after["id"], after["request_id"])
+    if warmth.claimed(before, after):
+        warmth.handed_over(world, after)
+    if promise is not None and (before is None or warmth.claimed(before, after)) and promise.sandbox_id != after["id"]:
+        # Its client may never hear of it; a second one under the same name is another try.
+        promise.sandbox_id, promise.ready = after["id"], False
+    if before is not None and after["generation"] > before["generation"]:
+        _replaced(world, before, after, promise)
+    if before is not None and before["reason"] != after["reason"] and after["state"] in ("releasing", *TERMINAL):
+        _justified(world, after, promise)
 
 
 def taken_back(world: World, *, made_at: float) -> None:
