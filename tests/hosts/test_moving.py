@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import json
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.hosts.rig import CACHE, Machine, Rig, opened, run, until
+from atoll.programs import instance
+from tests.hosts.rig import CACHE, Machine, Program, Rig, free_ports, opened, run, until
 
 BINARIES = Path(os.environ.get("ATOLL_BIN") or Path(__file__).resolve().parents[2] / "build" / "bin")
 COUNT = "import time\nn=0\nwhile True:\n    n+=1\n    open('/home/user/count','w').write(str(n))\n    time.sleep(0.02)\n"
@@ -66,6 +72,14 @@ class Guest:
         self.id, self.token = made["id"], made["accessToken"]
         assert self.machine is on
 
+    @classmethod
+    def woken_by_traffic(cls, rig: Rig) -> Guest:
+        """As E2B's clients ask for it; on any machine."""
+        made = rig.call("POST", "/sandboxes", templateID="base", timeout=3600, autoPause=True, secure=True, autoResume={"enabled": True})
+        guest = cls.__new__(cls)
+        guest.rig, guest.id, guest.token = rig, made["sandboxID"], made["envdAccessToken"]
+        return guest
+
     @property
     def view(self) -> dict[str, Any]:
         return self.rig.get(self.id)
@@ -77,7 +91,6 @@ class Guest:
         return next((one for one in self.rig.machines if placement and one.name == names[placement["hostId"]]), None)
 
     def sh(self, script: str, user: str = "user") -> str:
-        import json
         import sys
 
         machine = self.machine
@@ -218,3 +231,101 @@ def test_a_store_that_lost_it_says_so_and_it_can_still_be_deleted(two: Rig) -> N
     assert guest.view["state"] == "suspended"
     guest.delete()
     two.call("POST", f"/v1/hosts/{two.hosts()[first.name]['id']}/activate")
+
+
+class Edge:
+    """An edge on a machine, where that machine's guests are; control's own listener is brought there by a relay."""
+
+    def __init__(self, rig: Rig, on: Machine, path: Path) -> None:
+        control = rig.replicas[0]
+        self.port, self.on, self.domain = free_ports(3), on, instance.load(control.layout).domain
+        self.relay = Relay((rig.address, self.port + 2), ("127.0.0.1", control.port + 1))
+        config = {
+            "listen": f"{on.address}:{self.port}",
+            "admin": f"127.0.0.1:{self.port + 1}",
+            "control": f"http://{rig.address}:{self.port + 2}",
+            "token_file": str(control.layout.secrets / "edge.token"),
+            "domain": self.domain,
+            "edge_id": "edge-elsewhere",
+            "registry": str(path / "nobody.sock"),
+        }
+        (path / "edge.json").write_text(json.dumps(config))
+        command = on.command(BINARIES / "atoll-io", "edge", "--config", path / "edge.json")
+        self.program = Program(command, rig.environment(), path / "edge.log")
+        self.program.start()
+        until(lambda: self.ask("ix" + "0" * 19, 80).status_code != 0, within_s=20, what=self.program.last_words)
+
+    def ask(self, sandbox_id: str, port: int) -> httpx.Response:
+        try:
+            headers = {"Host": f"{port}-{sandbox_id}.{self.domain}"}
+            return httpx.get(f"http://{self.on.address}:{self.port}/kept", headers=headers, timeout=60, trust_env=False)
+        except httpx.TransportError as error:
+            return httpx.Response(0, text=repr(error))
+
+    def close(self) -> None:
+        self.program.kill()
+        self.relay.close()
+
+
+class Relay:
+    """Brings what connects here to there, byte by byte."""
+
+    def __init__(self, here: tuple[str, int], there: tuple[str, int]) -> None:
+        self.there, self.open = there, [socket.create_server(here)]
+        self.threads = [threading.Thread(target=self._accept, daemon=True)]
+        self.threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = self.open[0].accept()
+                other = socket.create_connection(self.there)
+                self.open += [one, other]
+                for source, target in ((one, other), (other, one)):
+                    self.threads.append(threading.Thread(target=self._carry, args=(source, target), daemon=True))
+                    self.threads[-1].start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for one in self.open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:
+            thread.join(timeout=10)
+        for one in self.open:
+            one.close()
+
+
+def test_traffic_brings_it_back_on_the_other_machine_once_for_all_of_it(two: Rig, tmp_path: Path) -> None:
+    guest = Guest.woken_by_traffic(two)
+    first = guest.machine
+    assert first is not None
+    second = next(one for one in two.machines if one is not first)
+    guest.sh("echo of the moment >kept; (python3 -m http.server 8000 >/dev/null 2>&1 &); sleep 1")
+    guest.suspend()
+    guest.stored()
+    edge = Edge(two, second, tmp_path)
+    try:
+        first.power_off()
+        until(lambda: two.hosts()[first.name]["health"] == "lost", within_s=150, what=two.last_words)
+        with concurrent.futures.ThreadPoolExecutor(50) as pool:
+            answers = list(pool.map(lambda _: edge.ask(guest.id, 8000), range(200)))
+        assert {(answer.status_code, answer.text) for answer in answers} == {(200, "of the moment\n")}, edge.program.last_words()
+        assert guest.machine is second
+        with two.api() as api:
+            events = api.get(f"/v1/sandboxes/{guest.id}/events").json()["items"]
+        assert [one["type"] for one in events].count("sandbox.resuming") == 1
+    finally:
+        edge.close()
+        two.call("DELETE", f"/v1/sandboxes/{guest.id}")
+        until(lambda: not list((second.home / "sandboxes").glob("plc_*")), within_s=60, what=two.last_words)
+        first.power_on()
+        first.start_agent()
+        until(lambda: two.healthy() == len(two.machines), within_s=90, what=two.last_words)
+    until(lambda: guest.view["state"] == "released", within_s=90, what=two.last_words)
