@@ -15,16 +15,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any
 
 from atoll.base.errors import Code, Refused
 from atoll.drivers.oci import ending, look
+from atoll.drivers.oci.abiding import Abiding
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.oci.watching import Watches
 from atoll.drivers.port import Order
-
-T = TypeVar("T")
 
 
 class Over(Enum):
@@ -51,10 +50,9 @@ class Live:
     over: Over = Over.UNKNOWN
 
 
-class Clearing:
+class Clearing(Abiding):
     """The ends of placements."""
 
-    _view: look.View
     _pool: SlotPool
     _watches: Watches
     _live: dict[str, Live]
@@ -67,9 +65,6 @@ class Clearing:
     def _lock(self, placement_id: str) -> AbstractAsyncContextManager[None]: ...
 
     @abstractmethod
-    async def _blocking(self, work: Callable[[], T]) -> T: ...
-
-    @abstractmethod
     async def _look(self, placement_id: str) -> look.Traces: ...
 
     @abstractmethod
@@ -80,6 +75,7 @@ class Clearing:
 
         *Errors*: Refused(CLEANUP_FAILED) naming what is left, after every step was tried.
         """
+        await self._outlast(placement_id)
         found = await self._look(placement_id)
         self._watches.unwatch(placement_id)
         # The kernel takes its time to let an interface go: beside the rest, not after it.

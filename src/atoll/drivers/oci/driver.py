@@ -69,7 +69,7 @@ class OciDriver(Moving):
         """Where the sentries' files were found; for measuring."""
         self._checks: set[str] = set()  # of self-checks: how they end is the check's own to know
         self._watches = Watches(self._ended)
-        self._locks = Locks()
+        self._locks, self._under_way = Locks(), {}
         self._on_exit: OnExit | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -212,12 +212,12 @@ class OciDriver(Moving):
         network = order.spec.network
         egress = Egress.of(internet=network.internet, allow=network.allow_out, deny=network.deny_out)
         slot = live.slot = await self._pool.reserve()
-        await self._blocking(lambda: self._make_directory(order, slot))
+        await self._abide(order.placement_id, lambda: self._make_directory(order, slot))
         self._step("directory")
         # The bundle names the slot's namespace only, so the slot itself gets its name and rules meanwhile.
         await both(
             self._pool.assign(slot, order.placement_id, egress),
-            self._blocking(lambda: self._write_bundle(order, slot, rootfs)),
+            self._abide(order.placement_id, lambda: self._write_bundle(order, slot, rootfs)),
         )
         self._step("slot")
         live.prepared = order
@@ -312,7 +312,7 @@ class OciDriver(Moving):
         launch = self._launch(order, rootfs)
         live.ending, live.reason, live.prepared = False, None, None
         try:
-            pid = await self._blocking(lambda: begin(launch))
+            pid = await self._abide(order.placement_id, lambda: begin(launch))
         except BaseException:
             # runsc takes addresses out of the namespace as it starts: whatever happened, this slot cannot be used again.
             with contextlib.suppress(OSError, Refused):
@@ -525,9 +525,12 @@ class OciDriver(Moving):
         return task
 
     async def _blocking(self, work: Callable[[], T]) -> T:
+        return await self._in_thread(work)
+
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         if self._threads is None:
             raise RuntimeError("the driver is not open")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _disk_error(self, error: OSError) -> Refused:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

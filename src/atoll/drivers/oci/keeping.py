@@ -7,7 +7,6 @@ is whole. A guest that begins from one is another than it was: its host shows it
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ class Keeping(Saving):
             if not await self._blocking((place / saves.LIST).exists):
                 found = await self._look(order.placement_id)
                 self._require_running(order, found)
-                await asyncio.shield(self._blocking(lambda: self._keep(order, mode, place, found)))
+                await self._abide(order.placement_id, lambda: self._keep(order, mode, place, found))
                 self._step("kept")
             save = await self._blocking(lambda: saves.read(place))
         self._flush_soon(snapshot_id, save)

@@ -64,7 +64,7 @@ class Saving(Clearing):
             else:
                 if found.guest is None:
                     raise Refused(Code.PLACEMENT_LOST, f"{order.placement_id} has no guest that could be saved")
-                save = await self._blocking(lambda: self._save(order, mode, frozen=found.frozen))
+                save = await self._abide(order.placement_id, lambda: self._save(order, mode, frozen=found.frozen))
                 self._step("saved")
                 # A disk that outlasts its guest is to be let go of by it before anybody reads it.
                 await (self._end_guest if self._runtime.disk_file is None else self._end_as_told)(order.placement_id)
@@ -149,7 +149,7 @@ class Saving(Clearing):
     async def _files_of(self, order: Order, rootfs: Path, save: saves.Save) -> saves.Save:
         """Of what was saved whole, the files alone take its place: it is brought back for as long as that takes."""
         await self._restore(order, rootfs, save)
-        await self._blocking(lambda: self._save(order, SaveMode.FILES, frozen=False))
+        await self._abide(order.placement_id, lambda: self._save(order, SaveMode.FILES, frozen=False))
         self._step("files saved")
         return await self._blocking(lambda: saves.read(self._view.directory(order.placement_id) / saves.SAVED))
 
