@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,90 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.moments import CarriedMoments, Stored
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Prefix, new_id
 from atoll.domain.spec import Isolation, Origin, SaveMode
 from atoll.drivers.oci import moving, saves
 from atoll.drivers.oci.config import RuntimeKind
-from atoll.drivers.oci.driver import no_step
-from atoll.drivers.port import Order, PackList, Power
-from atoll.images.moments import MomentCarrier
+from atoll.drivers.port import Power
 from atoll.testing.conformance.oci_stand import OciStand, missing
 from atoll.testing.conformance.saving import COUNTER
 from atoll.testing.conformance.stand import refusal, shell
 from tests.conformance.conftest import BINARIES, CACHE
+from tests.conformance.pairs import Pair, moved, pair_of
 
 pytestmark = pytest.mark.timeout(180)
 
 
-class Pair:
-    """Two hosts: what is saved at `one` goes on at `other`."""
-
-    def __init__(self, kind: RuntimeKind, path: Path) -> None:
-        self.steps: dict[str, BaseException] = {}
-        self.one = OciStand(kind, path / "one", binaries=BINARIES, cache=CACHE)
-        self.other = OciStand(kind, path / "other", binaries=BINARIES, cache=CACHE, on_step=self._step)
-        self.other.key = self.one.key
-        self.folder = path / "store"
-        self.folder.mkdir()
-        carrier = MomentCarrier(BINARIES / "atoll-io", lambda: {"folder": str(self.folder)})
-        self.store = CarriedMoments(carrier, path / "work")
-
-    def _step(self, name: str) -> None:
-        if name in self.steps:
-            raise self.steps.pop(name)
-        no_step(name)
-
-    async def send(self, name: str) -> tuple[Stored, PackList]:
-        what = await self.one.driver.pack_list(name)
-        return await self.store.upload(name, what), what
-
-    async def bring(self, order: Order, digest: str, snapshot_id: str | None = None) -> None:
-        facts = await self.store.facts(digest)
-        await self.other.driver.suits(facts)
-        inbox = self.other.driver.inbox(snapshot_id or order.placement_id)
-        await self.store.fetch(digest, inbox)
-        await self.other.driver.receive(order, facts, inbox, snapshot_id=snapshot_id)
-        assert not inbox.exists()
-
-
-@contextlib.asynccontextmanager
-async def pair_of(kind: RuntimeKind, path: Path) -> AsyncIterator[Pair]:
-    if lack := missing(kind, BINARIES, CACHE):
-        pytest.skip(f"needs {lack}")
-    for name in ("one", "other"):
-        (path / name).mkdir()
-    pair = Pair(kind, path)
-    while pair.other._subnet == pair.one._subnet:  # by chance
-        pair.other = OciStand(kind, path / "other", binaries=BINARIES, cache=CACHE, on_step=pair._step)
-        pair.other.key = pair.one.key
-    await pair.one.open()
-    await pair.other.open()
-    try:
-        yield pair
-    finally:
-        await pair.one.close()
-        await pair.other.close()
-
-
 @pytest.fixture(params=[RuntimeKind.RUNSC, RuntimeKind.CRUN], ids=str)
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
-    async with pair_of(request.param, tmp_path) as made:
+    async with pair_of(OciStand, request.param, tmp_path, missing(request.param, BINARIES, CACHE)) as made:
         yield made
 
 
 @pytest.fixture
 async def gvisor(tmp_path: Path) -> AsyncIterator[Pair]:
-    async with pair_of(RuntimeKind.RUNSC, tmp_path) as made:
+    async with pair_of(OciStand, RuntimeKind.RUNSC, tmp_path, missing(RuntimeKind.RUNSC, BINARIES, CACHE)) as made:
         yield made
-
-
-def moved(order: Order, *, generation: int = 1) -> Order:
-    """The same sandbox's next placement."""
-    return replace(
-        order, placement_id=new_id(Prefix.PLACEMENT, os.urandom), generation=order.generation + generation, nonce=os.urandom(12).hex()
-    )
 
 
 async def test_a_sandbox_goes_on_at_another_host(pair: Pair) -> None:
@@ -214,7 +154,7 @@ async def test_a_host_that_cannot_go_on_from_it_says_so(gvisor: Pair, monkeypatc
     another = replace(what.facts, image="sha256:" + "0" * 64)
     assert (await refusal(other.driver.receive(there, another, inbox))).code is Code.MOMENT_CORRUPT
     assert (await other.driver.inspect(there.placement_id)).power is Power.ABSENT
-    monkeypatch.setattr(moving, "_instructions", lambda: ("sse2",))
+    monkeypatch.setattr(moving, "instructions", lambda: ("sse2",))
     assert (await refusal(gvisor.bring(there, stored.digest))).code is Code.MOMENT_UNSUITABLE
 
 

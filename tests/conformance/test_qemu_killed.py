@@ -1,7 +1,12 @@
-"""The agent, or QEMU itself, is killed at any point of a machine's life: the next run goes on with it, or removes all of it."""
+"""The agent, or QEMU itself, is killed at any point of a machine's life: the next run goes on with it, or removes all of it.
+
+What is tried at every step of a save, a snapshot or what begins from one is tried of Firecracker's machines, too. What happens to the machine's own
+process, and what a removal in between leaves, is in `test_machine_killed.py`.
+"""
 
 import asyncio
 import dataclasses
+import logging
 import os
 import pickle
 import signal
@@ -12,14 +17,18 @@ import pytest
 
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Prefix, new_id
-from atoll.domain.spec import SaveMode
+from atoll.domain.spec import Origin, SaveMode
 from atoll.drivers.machines.runtime import RUN, VM
+from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Power
-from atoll.testing.conformance.killed import USED, Script
+from atoll.testing.conformance import firecracker_stand
+from atoll.testing.conformance.firecracker_stand import FirecrackerStand
+from atoll.testing.conformance.killed import BEGUN_FROM, KEPT, USED, Script
 from atoll.testing.conformance.qemu_stand import QemuStand, kind, missing
 from atoll.testing.conformance.stand import shell
 from tests.conformance.removal import can_be_removed
 
+LOG = logging.getLogger(__name__)
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(1800)]
 
 # Steps of one life, as in test_oci_killed; the test below fails when there are more.
@@ -29,18 +38,20 @@ STEPS = 10
 class Scene:
     """A machine on which another process was killed."""
 
-    def __init__(self, home, binaries, cache):
-        if lack := missing(binaries, cache):
+    def __init__(self, home, binaries, cache, *, by=QemuStand, runs=None):
+        lack = firecracker_stand.missing(binaries, cache) if by is FirecrackerStand else missing(binaries, cache)
+        if lack:
             pytest.skip(f"needs {lack}")
         self.places = {"binaries": binaries, "cache": cache}
-        self.home = home
-        first = QemuStand(kind(), home, **self.places)
+        self.home, self._by, self._runs = home, by, runs or kind()
+        first = by(self._runs, home, **self.places)
         self.identity, self.order, self._key = first.identity, first.order(), first.key
 
-    def act(self, die_at, *, saving=False):
+    def act(self, die_at, *, saving=False, clone=None):
         """Have another process live a machine's life; it dies before step `die_at`, or ends by itself. What it said."""
         key = self._key.private_bytes_raw() if saving else None
-        script = Script(kind(), self.home, identity=self.identity, order=self.order, die_at=die_at, saving=key, **self.places)
+        known = {"identity": self.identity, "order": self.order, "clone": clone}
+        script = Script(self._runs, self.home, die_at=die_at, saving=key, **known, **self.places)
         file = self.home / "script.pickle"
         file.write_bytes(pickle.dumps(script))
         done = subprocess.run(
@@ -53,18 +64,45 @@ class Scene:
         return done.returncode, done.stdout.split("\n")[:-1]
 
     async def next_run(self):
-        stand = QemuStand(kind(), self.home, identity=self.identity, **self.places)
+        stand = self._by(self._runs, self.home, identity=self.identity, **self.places)
         stand.key = self._key
         await stand.open()
         return stand
 
+    async def boot(self):
+        """Have a moment of a machine that has booted: every order begins from it, in a tenth of the time."""
+        stand = await self.next_run()
+        try:
+            kept = new_id(Prefix.SNAPSHOT, os.urandom)
+            await stand.guest(self.order, await stand.driver.start(self.order))
+            saved = await stand.driver.snapshot(self.order, kept, SaveMode.FULL)
+            await stand.driver.remove(self.order.placement_id)
+        finally:
+            await stand.close()
+        self.base = kept
+        self.order = dataclasses.replace(self.order, spec=dataclasses.replace(self.order.spec, origin=Origin(kept, saved.mode)))
+
     def another(self):
-        self.order = dataclasses.replace(self.order, placement_id=new_id(Prefix.PLACEMENT, os.urandom))
+        self.order = another(self.order)
+
+
+def another(order):
+    return dataclasses.replace(
+        order, placement_id=new_id(Prefix.PLACEMENT, os.urandom), sandbox_id=new_id(Prefix.SANDBOX, os.urandom), nonce=os.urandom(12).hex()
+    )
 
 
 @pytest.fixture
 def scene(tmp_path, binaries, cache):
     return Scene(tmp_path, binaries, cache)
+
+
+@pytest.fixture(params=["qemu", "firecracker"])
+async def booted(request, tmp_path, binaries, cache):
+    by = {"by": FirecrackerStand, "runs": RuntimeKind.FIRECRACKER} if request.param == "firecracker" else {}
+    made = Scene(tmp_path, binaries, cache, **by)
+    await made.boot()
+    return made
 
 
 async def test_killed_between_any_two_steps(scene):
@@ -87,9 +125,9 @@ async def test_killed_between_any_two_steps(scene):
 
 
 @pytest.mark.long
-async def test_killed_between_two_steps_of_a_save_or_restore(scene):
+async def test_killed_between_two_steps_of_a_save_or_restore(booted):
     """Whoever comes next finds a guest that goes on, or what was saved, whole; and never an older moment than was used."""
-    await (await scene.next_run()).close()
+    scene = booted
     for die_at in range(100):
         scene.another()
         status, said = scene.act(die_at, saving=True)
@@ -97,6 +135,7 @@ async def test_killed_between_two_steps_of_a_save_or_restore(scene):
         try:
             if status == 0:
                 assert die_at > 15, f"only {die_at} steps: {said}"
+                LOG.info("killed at each of %s steps: %s", die_at, ", ".join(said))
                 return
             assert status == -signal.SIGKILL, said
             await goes_on(stand, scene.order, said)
@@ -104,6 +143,50 @@ async def test_killed_between_two_steps_of_a_save_or_restore(scene):
         finally:
             await stand.close()
     pytest.fail("it never came to its end")
+
+
+@pytest.mark.long
+async def test_killed_between_two_steps_of_a_snapshot_or_of_what_begins_from_it(booted):
+    """Its guest goes on, the moment is whole or not there, and what begins from it can be begun or removed."""
+    scene = booted
+    for die_at in range(100):
+        scene.another()
+        clone = another(scene.order)
+        clone = dataclasses.replace(
+            clone, spec=dataclasses.replace(clone.spec, origin=Origin(new_id(Prefix.SNAPSHOT, os.urandom), SaveMode.FULL))
+        )
+        status, said = scene.act(die_at, saving=True, clone=clone)
+        stand = await scene.next_run()
+        try:
+            if status == 0:
+                assert die_at > 15, f"only {die_at} steps: {said}"
+                LOG.info("killed at each of %s steps: %s", die_at, ", ".join(said))
+                return
+            assert status == -signal.SIGKILL, said
+            await is_whole_or_gone(stand, scene.order, clone, said)
+            assert await stand.driver.snapshots() == [scene.base]
+            await stand.driver.remove(clone.placement_id)
+            assert not stand.traces(clone)
+            await can_be_removed(stand, scene.order)
+        finally:
+            await stand.close()
+    pytest.fail("it never came to its end")
+
+
+async def is_whole_or_gone(stand, order, clone, said):
+    kept = clone.spec.origin.snapshot_id
+    found = await stand.driver.adopt(order.placement_id)
+    if BEGUN_FROM not in said:
+        assert found.power is Power.RUNNING, f"{found} after {said[-3:]}"
+        guest = await stand.guest(order, found)
+        assert (await shell(guest, "cat /kept")).out == "written\n", "its guest goes on"
+        assert KEPT not in said or kept in await stand.driver.snapshots()
+        # Asked again, as control does: there is one, and it is whole.
+        await stand.driver.snapshot(order, kept, SaveMode.FULL)
+        await stand.driver.adopt(clone.placement_id)
+        other = await stand.guest(clone, await stand.driver.start(clone))
+        assert (await shell(other, "cat /kept")).out == "written\n"
+    await stand.driver.drop(kept)
 
 
 async def goes_on(stand, order, said):

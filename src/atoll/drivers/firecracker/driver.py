@@ -18,6 +18,8 @@ from atoll.hostops import cgroups
 class FirecrackerDriver(MachineDriver):
     """Machines by the two programs that the operator has pinned."""
 
+    moments_of = "firecracker"
+
     def __init__(self, config: OciConfig, machines: FirecrackerConfig, pool: SlotPool, *, on_step: Callable[[str], None] = no_step) -> None:
         self.program = Firecracker(
             machines, state_dir=config.state_dir, run_dir=config.run_dir, guest=config.guest_binary, layout=cgroups.detect()

@@ -14,27 +14,31 @@ import os
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import AtollError, Code, Refused
-from atoll.domain.spec import Isolation, Spec
-from atoll.drivers.machines import tap
+from atoll.domain.spec import Isolation, SaveMode, Spec
+from atoll.drivers.machines import birth, tap
 from atoll.drivers.machines.config import Accelerator, MachineConfig
 from atoll.drivers.machines.roots import Roots
-from atoll.drivers.machines.runtime import BEGUN, CONFIG, VM, MachineRuntime
+from atoll.drivers.machines.runtime import BEGUN, CONFIG, VM, MachineRuntime, born_of
 from atoll.drivers.machines.telling import guest_disk
 from atoll.drivers.oci import probes, saves, selftest
 from atoll.drivers.oci.config import OciConfig
 from atoll.drivers.oci.driver import OciDriver, no_step
-from atoll.drivers.oci.images import Blocking, Images
+from atoll.drivers.oci.images import BASE_NAME, Blocking, Images
+from atoll.drivers.oci.moving import Needs, instructions
 from atoll.drivers.oci.runtime import Launch
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import Slot
-from atoll.drivers.port import Capabilities, OnExit, Order, Probe
+from atoll.drivers.port import Capabilities, MomentFacts, OnExit, Order, Probe
 from atoll.hostops import cgroups
 
 KVM: Final = Path("/dev/kvm")
+VERSION_MAX: Final = 128
+"""Of what a program calls itself, in a kind of moments."""
 FOUND: Final = "tried.json"
 """What a trial found, until the host or the program is another."""
 
@@ -86,6 +90,7 @@ class MachineDriver(OciDriver):
             pauses=cgroups.freezes(self._layout),
             saves=self._machine.saves,
             snapshots=True,
+            portable=True,
             metered=True,
         )
 
@@ -158,6 +163,48 @@ class MachineDriver(OciDriver):
             return pid
 
         return begin
+
+    async def _files_of(self, order: Order, rootfs: Path, save: saves.Save) -> saves.Save:
+        """Where its memory fits, what the guest has not written to its disk yet is had, too; else its disk as a power cut would leave it."""
+        launch = replace(self._launch(order, rootfs), rootfs=rootfs)
+        if await self._blocking(lambda: self._machine.fits(launch, save.directory)):
+            return await super()._files_of(order, rootfs, save)
+        return await self._abide(order.placement_id, lambda: self._keep_files_alone(order.placement_id, save))
+
+    def _keep_files_alone(self, placement_id: str, save: saves.Save) -> saves.Save:
+        directory = self._view.directory(placement_id)
+        draft = saves.begin(directory)
+        try:
+            self._machine.files_alone(save.directory, draft)
+            return saves.publish(directory, SaveMode.FILES)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise self._not_saved(error) from error
+
+    # -- elsewhere
+
+    def _needs_of(self, save: saves.Save) -> Needs:
+        if save.mode is not SaveMode.FULL:
+            # A disk, which any kernel mounts.
+            return Needs()
+        kvm = self._machine.accelerator is Accelerator.KVM
+        # What emulates a processor has the same one everywhere.
+        return Needs(self._machine.version()[:VERSION_MAX], instructions() if kvm else (), tuple(sorted(born_of(save.directory).items())))
+
+    def _versions(self) -> Sequence[str]:
+        return [self._machine.version()[:VERSION_MAX], ""] if self._lacks is None else []
+
+    def _misfit(self, facts: MomentFacts) -> str:
+        if facts.mode is not SaveMode.FULL:
+            return ""
+        return super()._misfit(facts) or birth.differs(dict(facts.notes), self._machine.surroundings(self._disk_if_there(facts.image)))
+
+    def _disk_if_there(self, digest: str) -> Path | None:
+        """An image's disk, made of its tree if need be; None where this host has not got that yet: then a restore finds out."""
+        try:
+            return self._roots.of(self._images.cache.look_up(digest, BASE_NAME).directory)
+        except (Refused, OSError):
+            return None
 
     def _empty_root(self) -> Path:
         place = self._config.run_dir / "empty"

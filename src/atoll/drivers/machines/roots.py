@@ -1,6 +1,6 @@
 """An image's tree as one file that machines have as a disk: a read-only erofs, made once beside the tree, and looked at before it is used.
 
-`DIRECTORY/machine.erofs` beside `rootfs`, with `machine.json` that has its size and SHA-256 and is written last. So it is shared by all instances
+`DIRECTORY/machine.erofs` beside `rootfs`, with `machine.json` that has its size, SHA-256 and fingerprint and is written last. So it is shared by all instances
 that share the tree, and goes with it. It is digested once in each process; after that its identity is compared. One that was
 damaged is made again: the tree is what counts.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.drivers.machines import erofs
 from atoll.images.cache import MACHINE_DISK as FILE
 
 NOTE: Final = "machine.json"
@@ -55,7 +56,7 @@ class Roots:
             before = _identity(file)
             with file.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
-            if before is None or (digest, before[1]) != (said["sha256"], said["size"]):
+            if before is None or (digest, before[1]) != (said["sha256"], said["size"]) or not said["fingerprint"]:
                 return False
         except (OSError, ValueError, KeyError, TypeError):
             return False
@@ -73,6 +74,7 @@ class Roots:
             with unfinished.open("rb") as content:
                 note = {"sha256": hashlib.file_digest(content, "sha256").hexdigest(), "size": os.fstat(content.fileno()).st_size}
                 os.fsync(content.fileno())
+            note["fingerprint"] = erofs.fingerprint(unfinished)
             unfinished.chmod(0o444)
             unfinished.replace(directory / FILE)
             temporary = directory / f".{FILE}.note"
@@ -106,6 +108,14 @@ class Roots:
             if "No space left" in said:
                 raise Refused(Code.HOST_DISK_FULL, said)
             raise Refused(Code.START_FAILED, f"{self._program.name} ended with {done.returncode}: {said}")
+
+
+def fingerprint_of(file: Path) -> str:
+    """Of one that `of` has given (`erofs.fingerprint`); empty where nobody has noted any."""
+    try:
+        return str(json.loads((file.parent / NOTE).read_text())["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _identity(file: Path) -> tuple[int, int, int] | None:

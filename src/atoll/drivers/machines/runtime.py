@@ -16,16 +16,19 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
-from atoll.drivers.machines import line
+from atoll.drivers.machines import birth, line
 from atoll.drivers.machines.cell import Cell
 from atoll.drivers.machines.config import THREADS_MAX, Accelerator, MachineConfig, user_of
+from atoll.drivers.machines.roots import fingerprint_of
+from atoll.drivers.machines.sockets import is_ending
+from atoll.drivers.oci import saves
 from atoll.drivers.oci.crun import SpareDisks
 from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, last_words
 from atoll.hostops import cgroups, loopdisk, namespaces
@@ -40,6 +43,8 @@ MEMORY: Final = "memory"
 DEVICES: Final = "devices"
 BEGUN: Final = "begun"
 """There: it has begun from its origin, and needs that no more."""
+BORN: Final = "born.json"
+"""What it has known since it booted (`birth.py`), wherever that was."""
 RUN: Final = "run"
 """The only directory in which a machine's program may make or replace anything."""
 STARTING: Final = "starting.pid"
@@ -55,6 +60,7 @@ BOOTED_S: Final = 60.0
 END_S: Final = 2.0
 ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 """All that a machine's program is told of the agent's."""
+FILES_HINT: Final = "Its files can be had all the same: resume it without its memory."
 KVM_DEVICE: Final = "c 10:232 rwm"
 _LOOK_EVERY_S: Final = 0.003
 _AGAIN_S: Final = 0.1
@@ -189,14 +195,24 @@ class MachineRuntime(ABC):
         if (vm / DISK).stat().st_nlink > 1:
             # What is saved has it, too, and stays as it is.
             loopdisk.copy(vm / DISK, vm / DISK)
-        self._fresh_memory(vm, launch.order.spec.memory_mib)
-        return _gone(launch, self._start(launch, restored=False))
+        return self._boot(launch)
 
-    def _fresh_memory(self, vm: Path, memory_mib: int) -> None:
+    def _boot(self, launch: Launch) -> int:
+        vm = launch.directory / VM
         file = vm / MEMORY
         file.unlink(missing_ok=True)
         with file.open("wb") as made:
-            made.truncate(memory_mib << 20)
+            made.truncate(launch.order.spec.memory_mib << 20)
+        self._note_birth(vm, self.surroundings(launch.rootfs))
+        return _gone(launch, self._start(launch, restored=False))
+
+    def surroundings(self, rootfs: Path | None) -> dict[str, str]:
+        """What a machine that boots here will know (`birth.py`). `rootfs`: its image's disk, where it is known. *Errors*: as `ready`."""
+        known = {} if rootfs is None else {birth.ROOT: fingerprint_of(rootfs)}
+        return known if self.accelerator is Accelerator.TCG else {**known, birth.PROCESSOR: birth.processor()}
+
+    def _note_birth(self, vm: Path, born: Mapping[str, str]) -> None:
+        (vm / BORN).write_text(json.dumps({name: value for name, value in born.items() if value}))
 
     def _start(self, launch: Launch, *, restored: bool) -> int:
         """Start the program, and the machine; its process. *Errors*: Refused START_FAILED with its last words, RUNTIME_MISSING; OSError."""
@@ -255,7 +271,8 @@ class MachineRuntime(ABC):
     def _moment(self, launch: Launch, *, rested: bool) -> dict[str, Any]:
         spec = launch.order.spec
         machine = [self.accelerator, spec.memory_mib, self.cpus(spec.cpu_millis), self.version()]
-        return {"format": FORMAT, "rested": rested, "machine": machine, "placement": launch.container_id}
+        born = _read_facts(launch.directory / VM / BORN)
+        return {"format": FORMAT, "rested": rested, "machine": machine, "placement": launch.container_id, "born": born}
 
     halts_to_keep = False
 
@@ -276,14 +293,13 @@ class MachineRuntime(ABC):
             self.go_on(launch.container_id)
 
     def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
-        """Its disk comes when it begins (`restore`)."""
+        """Its disk comes when it begins (`restore`). One that was saved has begun, here or elsewhere."""
         self._make_place(directory)
-        if not (directory / VM / DISK).exists():
+        if not (directory / VM / DISK).exists() and not saves.exists(directory):
             source()
 
-    def distrust(self, directory: Path) -> None:  # noqa: ARG002 - the port's
-        """What a machine saves stays on its host: its driver declares that."""
-        raise Refused(Code.NOT_SUPPORTED, "this host goes on from nothing that another has saved")
+    def distrust(self, directory: Path) -> None:  # noqa: B027 - the port's
+        """The host reads no file system of a guest's, wherever it was written: its own kernel looks through it."""
 
     def go_on(self, container_id: str) -> None:
         self._let_run(container_id)
@@ -291,11 +307,14 @@ class MachineRuntime(ABC):
 
     def restore(self, launch: Launch, source: Path, mode: SaveMode) -> int:
         vm = launch.directory / VM
+        if source.parent == launch.directory:
+            # What was saved of itself: wherever that was, it began from its origin long ago.
+            (vm / BEGUN).touch()
         loopdisk.copy(source / SAVED_DISK, vm / DISK)
         if mode is not SaveMode.FULL:
-            self._fresh_memory(vm, launch.order.spec.memory_mib)
-            return _gone(launch, self._start(launch, restored=False))
+            return self._boot(launch)
         moment = self._moment_of(launch, source)
+        self._note_birth(vm, born_of(source))
         for name in (MEMORY, DEVICES):
             (vm / name).unlink(missing_ok=True)
         os.link(source / MEMORY, vm / MEMORY)
@@ -313,7 +332,8 @@ class MachineRuntime(ABC):
         order, deadline = launch.order, time.monotonic() + patience_s
         who = PlacementFile(sandbox_id=order.sandbox_id, placement_id=order.placement_id, generation=order.generation, nonce=order.nonce)
         while not line.wake(self.reach(launch.container_id), timeout_s=WAKE_S, placement=who):
-            if time.monotonic() > deadline:
+            pid = starting_pid(launch)
+            if time.monotonic() > deadline or pid is None or is_ending(pid):
                 raise Refused(Code.RESUME_FAILED, "the guest does not answer after its restore")
             time.sleep(_AGAIN_S)
 
@@ -329,9 +349,24 @@ class MachineRuntime(ABC):
             raise Refused(
                 Code.RESUME_FAILED,
                 f"it was saved of another machine: {saved}, and here it is {now['machine']}",
-                hint="Its files can be had all the same: resume it without its memory.",
+                hint=FILES_HINT,
             )
+        if problem := birth.differs(born_of(source), self.surroundings(launch.rootfs)):
+            raise Refused(Code.RESUME_FAILED, problem, hint=FILES_HINT)
         return moment
+
+    def fits(self, launch: Launch, source: Path) -> bool:
+        """Whether a machine of this launch can have the memory that was saved."""
+        try:
+            self._moment_of(launch, source)
+        except Refused:
+            return False
+        return True
+
+    def files_alone(self, source: Path, target: Path) -> None:
+        """Of what was saved whole, what can be had without its memory: its disk, as a power cut would have left it. *Errors*: OSError."""
+        os.link(source / SAVED_DISK, target / SAVED_DISK)
+        shutil.copyfile(source / MOMENT, target / MOMENT)
 
     # -- end and look
 
@@ -352,6 +387,26 @@ class MachineRuntime(ABC):
 
     @abstractmethod
     def is_guest(self, pid: int, container_id: str) -> bool: ...
+
+
+def born_of(source: Path) -> dict[str, str]:
+    """What the machine of a moment has known since it booted; nothing of one that an earlier release has saved. Never raises."""
+    try:
+        said = json.loads((source / MOMENT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return _facts(said.get("born")) if isinstance(said, dict) else {}
+
+
+def _read_facts(file: Path) -> dict[str, str]:
+    try:
+        return _facts(json.loads(file.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _facts(said: object) -> dict[str, str]:
+    return {str(name): str(value) for name, value in said.items()} if isinstance(said, dict) else {}
 
 
 def starting_pid(launch: Launch) -> int | None:

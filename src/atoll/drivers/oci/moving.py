@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -39,9 +40,20 @@ _INSTRUCTIONS: Final = re.compile(
 """Flags of /proc/cpuinfo that a program may have found and relies on; others are of how the kernel or a hypervisor runs the machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What going on from a save takes besides its files: as `MomentFacts` has it."""
+
+    runtime: str = ""
+    cpu: tuple[str, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
+
+
 class Moving(Keeping):
     """`Driver.pack_list`, `inbox`, `kinds`, `suits`, `receive`."""
 
+    moments_of = DRIVER
+    """Whose moments these are: drivers that write the same share this word."""
     _capabilities: Capabilities
     _version: str | None = None
 
@@ -69,17 +81,21 @@ class Moving(Keeping):
         return PackList(self._facts_of(save), save.directory, tuple(sorted(save.files)), save.size_bytes)
 
     def _facts_of(self, save: saves.Save) -> MomentFacts:
-        mine = self._capabilities
+        mine, needs = self._capabilities, self._needs_of(save)
         return MomentFacts(
-            driver=DRIVER,
+            driver=self.moments_of,
             isolation=mine.isolation,
             arch=mine.arch,
             mode=save.mode,
             image=save.image,
-            runtime=self._runtime_version(),
-            cpu=_instructions() if save.mode is SaveMode.FULL else (),
-            notes=(NAMED,) if save.named else (),
+            runtime=needs.runtime,
+            cpu=needs.cpu,
+            notes=((NAMED,) if save.named else ()) + needs.notes,
         )
+
+    def _needs_of(self, save: saves.Save) -> Needs:
+        """Blocking. *Errors*: Refused RUNTIME_MISSING."""
+        return Needs(self._runtime_version(), instructions() if save.mode is SaveMode.FULL else ())
 
     def _runtime_version(self) -> str:
         """What writes memory and files here; empty where what is saved is a disk that any version mounts. Blocking, once."""
@@ -113,8 +129,13 @@ class Moving(Keeping):
     async def kinds(self) -> Sequence[str]:
         if not self._capabilities.portable:
             return []
-        version = await self._blocking(self._runtime_version)
-        return [MomentFacts(DRIVER, self._capabilities.isolation, self._capabilities.arch, SaveMode.FULL, "", runtime=version).kind]
+        mine = self._capabilities
+        versions = await self._blocking(self._versions)
+        return [MomentFacts(self.moments_of, mine.isolation, mine.arch, SaveMode.FULL, "", runtime=version).kind for version in versions]
+
+    def _versions(self) -> Sequence[str]:
+        """What moments may be of that this host goes on from. Blocking. *Errors*: as `_needs_of`."""
+        return [self._runtime_version()]
 
     async def suits(self, facts: MomentFacts) -> None:
         kinds = await self.kinds()
@@ -122,9 +143,13 @@ class Moving(Keeping):
             raise Refused(
                 Code.MOMENT_UNSUITABLE, f"it was saved by {facts.kind}, and this host goes on from {', '.join(kinds) or 'nothing'}"
             )
-        lacking = set(facts.cpu) - set(await self._blocking(_instructions))
-        if lacking:
-            raise Refused(Code.MOMENT_UNSUITABLE, f"its memory relies on what this processor has not: {', '.join(sorted(lacking)[:10])}")
+        if problem := await self._blocking(lambda: self._misfit(facts)):
+            raise Refused(Code.MOMENT_UNSUITABLE, problem)
+
+    def _misfit(self, facts: MomentFacts) -> str:
+        """Why this host cannot go on from a moment of a kind that it goes on from; empty: it can. Blocking."""
+        lacking = set(facts.cpu) - set(instructions())
+        return f"its memory relies on what this processor has not: {', '.join(sorted(lacking)[:10])}" if lacking else ""
 
     async def receive(self, order: Order, facts: MomentFacts, directory: Path, *, snapshot_id: str | None = None) -> None:
         await self.suits(facts)
@@ -138,7 +163,7 @@ class Moving(Keeping):
         async with self._lock(order.placement_id):
             found = await self._look(order.placement_id)
             if found.guest is None and not found.saved:
-                await self._blocking(lambda: self._receive(order, directory, save))
+                await self._abide(order.placement_id, lambda: self._receive(order, directory, save))
                 self._step("received")
 
     def _receive(self, order: Order, directory: Path, save: saves.Save) -> None:
@@ -187,7 +212,8 @@ class Moving(Keeping):
         )
 
 
-def _instructions() -> tuple[str, ...]:
+def instructions() -> tuple[str, ...]:
+    """What of this processor a program may rely on. Blocking."""
     for line in CPUINFO.read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):

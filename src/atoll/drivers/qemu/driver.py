@@ -19,6 +19,8 @@ from atoll.hostops import cgroups
 class QemuDriver(MachineDriver):
     """What machines run on follows from the configuration's kind: QEMU has KVM, QEMU_EMULATED has none."""
 
+    moments_of = "qemu"
+
     def __init__(self, config: OciConfig, machines: QemuConfig, pool: SlotPool, *, on_step: Callable[[str], None] = no_step) -> None:
         accelerator = Accelerator.TCG if config.runtime is RuntimeKind.QEMU_EMULATED else Accelerator.KVM
         runtime = Machines(
