@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from atoll.programs.layout import cache_directory
 from atoll.testing.conformance.qemu_stand import missing
 from tests.instance.conftest import ROOT, Instance, _instances, until
 
+LOG = logging.getLogger(__name__)
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 CLASSES = "version: 1\nclasses:\n  default: {isolation: gvisor}\n  machine: {isolation: vm-emulated}\n"
 
@@ -77,6 +79,30 @@ def test_memory_and_files_outlast_a_suspend_and_the_agents_end(machines: Instanc
     said = machines.exec(sandbox, "sh", "-c", "cat /home/user/kept /dev/shm/kept /proc/sys/kernel/random/boot_id; date +%s").split()
     assert said[:3] == ["kept", "there", boot.strip()]
     assert abs(int(said[3]) - time.time()) < 10, "its clock is right"
+    machines.run("sandbox", "rm", sandbox)
+    until(lambda: not list(machines.layout.sandboxes.iterdir()), within_s=30, what=machines.last_words)
+
+
+CYCLES = 20
+WRITE = "head -c 300000 /dev/urandom >/home/user/all/{0}; head -c 100000 /dev/urandom >/dev/shm/all/{0}; cat /home/user/all/{0} /dev/shm/all/{0} | md5sum"
+READ = "for i in $(seq 0 {0}); do cat /home/user/all/$i /dev/shm/all/$i | md5sum; done"
+
+
+def test_twenty_suspends_lose_nothing(machines: Instance) -> None:
+    """Written and not synced, on the disk and in memory: what was there before a suspend is there after every later one."""
+    sandbox = machines.create("--class", "machine")
+    machines.exec(sandbox, "mkdir", "/home/user/all", "/dev/shm/all")
+    boot = machines.exec(sandbox, "cat", "/proc/sys/kernel/random/boot_id")
+    sums: list[str] = []
+    for number in range(CYCLES):
+        sums.append(machines.exec(sandbox, "sh", "-c", WRITE.format(number)).split()[0])
+        machines.run("sandbox", "suspend", sandbox)
+        assert not processes(machines), "it holds no memory"
+        machines.run("sandbox", "resume", sandbox)
+        found = [line.split()[0] for line in machines.exec(sandbox, "sh", "-c", READ.format(number)).splitlines()]
+        assert found == sums, f"cycle {number + 1}"
+        LOG.info("cycle %s: %s of %s files whole, the newest %s", number + 1, len(found), len(sums), sums[-1])
+    assert machines.exec(sandbox, "cat", "/proc/sys/kernel/random/boot_id") == boot, "it was never booted anew"
     machines.run("sandbox", "rm", sandbox)
     until(lambda: not list(machines.layout.sandboxes.iterdir()), within_s=30, what=machines.last_words)
 
