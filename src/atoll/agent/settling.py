@@ -14,7 +14,7 @@ from typing import Final
 
 from atoll.agent.inventory import UNRECORDED, Quarantine
 from atoll.agent.ledger import Ledger
-from atoll.agent.record import Record
+from atoll.agent.record import Record, is_claimed
 from atoll.base.clock import Clock
 from atoll.domain.placement import Observed
 from atoll.telemetry import events
@@ -93,7 +93,7 @@ def account_of(record: Record, *, boot: float) -> Account:
         desired_revision=record.desired_revision,
         spec=blueprint.spec if blueprint else None,
         nonce=blueprint.nonce if blueprint else None,
-        ready=record.ready,
+        ready=record.ready and not is_claimed(record),
         observed=record.observed,
         save_mode=record.save_mode if record.observed is Observed.SAVED else None,
         moment=moment.digest if moment is not None else None,

@@ -30,6 +30,7 @@ class Account:
     """None: it is only being removed."""
     nonce: str | None
     ready: bool = False
+    """For whose it is: one that is being handed over to a create is not."""
     observed: Observed = Observed.UNKNOWN
     save_mode: SaveMode | None = None
     """Of what is saved."""

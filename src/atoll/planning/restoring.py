@@ -23,7 +23,7 @@ from atoll.domain.sandbox import TERMINAL, Condition, Event, Sandbox, State
 from atoll.domain.spec import SaveMode
 from atoll.domain.warmth import OWN_TEAM
 from atoll.planning import storing
-from atoll.planning.claiming import pool_of
+from atoll.planning.claiming import CLAIMED, pool_of
 from atoll.planning.stimuli import Facts, Note, Outcome
 
 
@@ -45,7 +45,7 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
         # Claimed since: it is that team's, and is never made ahead for anybody else.
         sandbox = _claimed_since(sandbox, account, now)
     if account.desired_revision >= placement.desired_revision:
-        placement = replace(placement, desired_revision=account.desired_revision + 1)
+        placement = replace(placement, desired_revision=account.desired_revision + 1, desired_reason=_reason(placement, account))
     if sandbox.state not in (State.RELEASING, *TERMINAL) and sandbox.end_at is not None:
         left_s = account.remaining_s if account.remaining_s is not None else float(sandbox.spec.timeout_s)
         if account.remaining_s is not None and account.end_revision < sandbox.end_revision and sandbox.end_at > now:
@@ -67,6 +67,12 @@ def _is_there(sandbox: Sandbox) -> Sandbox:
     if sandbox.state in _MAY_REST_ALONE or sandbox.moment is None:
         return sandbox
     return replace(sandbox, moment=None, conditions=sandbox.conditions - {Condition.HOSTS_UNSETTLED})
+
+
+def _reason(placement: Placement, account: Account) -> str | None:
+    """Why it is wanted as it is. One that has been handed over is not handed over anew: that would undo what is somebody's by now."""
+    handed_over = account.ready or placement.applied_revision >= placement.desired_revision
+    return None if placement.desired_reason == CLAIMED and handed_over else placement.desired_reason
 
 
 def _claimed_since(sandbox: Sandbox, account: Account, now: float) -> Sandbox:

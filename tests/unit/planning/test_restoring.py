@@ -13,6 +13,7 @@ from atoll.domain.moment import Moment
 from atoll.domain.placement import Holding, Observed, Placement, Report
 from atoll.domain.sandbox import Condition, Sandbox, State
 from atoll.domain.spec import SaveMode
+from atoll.planning.claiming import CLAIMED
 from atoll.planning.reconcile import advance
 from atoll.planning.restoring import caught_up, found
 from atoll.planning.stimuli import Facts, Heard
@@ -59,6 +60,23 @@ def test_the_newer_end_counts(end_at: float, end_revision: int, remaining_s: flo
     assert outcome is not None
     assert outcome.sandbox.end_at == NOW + expected_s
     assert outcome.sandbox.end_revision > max(3, end_revision)
+
+
+@pytest.mark.parametrize(
+    ("applied", "ready", "reason"),
+    [
+        pytest.param(2, False, None, id="it was handed over before the backup"),
+        pytest.param(1, True, None, id="it was handed over since"),
+        pytest.param(1, False, CLAIMED, id="it is being handed over"),
+    ],
+)
+def test_what_was_handed_over_is_not_handed_over_anew(applied: int, ready: bool, reason: str | None) -> None:
+    of, place = running()
+    claimed = replace(place, desired_revision=2, applied_revision=applied, desired_reason=CLAIMED)
+    outcome = caught_up(Facts(of, claimed), account(of, claimed, ready=ready), now=NOW)
+    assert outcome is not None
+    assert outcome.placement is not None
+    assert (outcome.placement.desired_revision, outcome.placement.desired_reason) == (3, reason)
 
 
 @pytest.mark.parametrize("ready", [True, False])
