@@ -215,7 +215,7 @@ async def test_checks_from_outside(tmp_path):
 async def test_the_vault_asks_until_it_is_told():
     calls = []
 
-    async def fetch(refs, placement_ids):
+    async def fetch(refs, placement_ids, _missing):
         calls.append((refs, placement_ids))
         if len(calls) == 1:
             raise Unavailable(Code.CONTROL_UNAVAILABLE, "down")
@@ -232,7 +232,7 @@ async def test_the_vault_asks_until_it_is_told():
 
 
 async def test_a_command_that_comes_again_wakes_who_waits():
-    async def fetch(_refs, _ids):
+    async def fetch(_refs, _ids, _missing):
         return Payloads()
 
     vault = Vault(fetch, lambda n: b"\xff" * n)

@@ -149,8 +149,9 @@ async def test_a_resume_ends_the_sending_at_once_and_the_next_save_stands_on_the
         assert world.control.seen(A).moment is None, "what is used is no save"
         shelf.gate = asyncio.Event()
         world.machine.things[A].memory = "counted to 9"
+        before = len(shelf.sent)
         world.control.want(A, Kind.ENSURE_SUSPENDED)
-        await world.control.until(lambda: len(shelf.sent) > 1 and world.control.seen(A).observed is Observed.SAVED)
+        await world.control.until(lambda: len(shelf.sent) > before and world.control.seen(A).observed is Observed.SAVED)  # noqa: B023 - now
         assert shelf.sent[-1] == (A, (first,))
         assert world.control.seen(A).moment is None, "the newest save counts, and it is not there yet"
         shelf.cut.clear()
