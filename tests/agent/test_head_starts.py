@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from atoll.base.errors import Code, Refused
+from atoll.agent import origins
+from atoll.base.errors import Code, Refused, Unavailable
 from atoll.domain.placement import Observed
 from atoll.domain.spec import Origin, SaveMode
+from atoll.drivers.port import MomentFacts
 from tests.agent.conftest import SPEC
+from tests.agent.test_moments import Shelf
 
-A = "plc_" + "a" * 20
+A, B, C = ("plc_" + letter * 20 for letter in "abc")
+DIGEST = "sha256:" + "5" * 64
 ORIGIN = Origin("snp_" + "s" * 20, SaveMode.FULL, or_boot=True)
 
 
@@ -51,3 +56,104 @@ async def test_one_that_begins_with_it_says_nothing(world):
     world.control.want(A)
     await world.control.until_ready(A)
     assert (world.control.seen(A).reason, world.control.seen(A).detail) == (None, None)
+
+
+# On a host that has it not, and may have it from the store.
+
+FETCHED = replace(ORIGIN, moment=DIGEST, kind="machine/gvisor/x86_64")
+
+
+def moment(driver: str = "machine") -> MomentFacts:
+    return MomentFacts(driver, "gvisor", "x86_64", SaveMode.FULL, SPEC.image, notes=(("memory", "serves"),))
+
+
+@pytest.fixture
+def shelf(world) -> Shelf:
+    made = Shelf()
+    made.moments[DIGEST] = moment()
+    world.moments, world.control.moments = made.of, True
+    world.control.spec = replace(SPEC, origin=FETCHED)
+    return made
+
+
+async def test_a_head_start_of_another_host_is_fetched_once_and_gone_on_from(world, shelf):
+    world.boot()
+    for placement in (A, B):
+        world.control.want(placement)
+        await world.control.until_ready(placement)
+        assert world.control.seen(placement).reason is None
+        assert world.machine.things[placement].order.spec.origin == FETCHED
+    assert world.machine.kept == {ORIGIN.snapshot_id}
+    assert shelf.fetched == [DIGEST], "the second found it"
+    assert shelf.sent == [], "what came from the store is not sent there"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda shelf: shelf.moments.update({DIGEST: moment("another")}), "MOMENT_UNSUITABLE: it is another/gvisor/x86_64's"),
+        (lambda shelf: setattr(shelf, "corrupt", True), "MOMENT_CORRUPT: "),
+        (lambda shelf: shelf.errors.append(Refused(Code.MOMENT_UNAVAILABLE, "no packs")), "MOMENT_UNAVAILABLE: no packs"),
+        (lambda shelf: shelf.errors.append(Unavailable(Code.CONTROL_UNAVAILABLE, "no answer")), "CONTROL_UNAVAILABLE: no answer"),
+        (lambda shelf: shelf.errors.append(Refused(Code.HOST_DISK_FULL, "no space")), "HOST_DISK_FULL: no space"),
+        (lambda shelf: shelf.errors.append(OSError("the pipe broke")), "the pipe broke"),
+    ],
+    ids=["does not fit", "corrupt", "gone", "store away", "disk full", "machine"],
+)
+async def test_one_that_cannot_be_fetched_is_booted_in_the_same_create_and_told(world, shelf, spoil, said):
+    spoil(shelf)
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    seen = world.control.seen(A)
+    assert (world.machine.started[A], seen.reason) == (1, Code.SNAPSHOT_UNAVAILABLE)
+    assert world.machine.things[A].order.spec.origin is None
+    assert said in seen.detail
+    assert world.machine.kept == set()
+
+
+async def test_a_snapshot_that_cannot_be_fetched_is_refused(world, shelf):
+    world.control.spec = replace(SPEC, origin=replace(FETCHED, or_boot=False))
+    shelf.corrupt = True
+    world.boot()
+    world.control.want(A)
+    await world.control.until(lambda: (o := world.control.seen(A)) is not None and o.observed is Observed.ERROR)
+    assert world.control.seen(A).reason == Code.MOMENT_CORRUPT
+
+
+async def test_one_that_takes_long_is_waited_for_no_longer_and_there_for_the_next(world, shelf, monkeypatch):
+    monkeypatch.setattr(origins, "FETCH_S", 0.05)
+    shelf.slow = asyncio.Event()
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    assert "it is not here yet" in world.control.seen(A).detail
+    assert world.machine.kept == set()
+    began = asyncio.get_running_loop().time()
+    world.control.want(C)
+    await world.control.until_ready(C)
+    assert asyncio.get_running_loop().time() - began < 0.05 + 1, "nobody waits for it a second time"
+    assert "it is not here yet" in world.control.seen(C).detail
+    shelf.slow.set()
+    await world.control.until(lambda: ORIGIN.snapshot_id in world.machine.kept)
+    world.control.want(B)
+    await world.control.until_ready(B)
+    assert world.control.seen(B).reason is None
+    assert world.machine.things[B].order.spec.origin == FETCHED
+    assert shelf.fetched == [DIGEST]
+
+
+async def test_one_that_failed_is_not_asked_for_again_at_once(world, shelf):
+    shelf.errors += [Refused(Code.MOMENT_UNAVAILABLE, "no packs"), Refused(Code.MOMENT_CORRUPT, "spoilt")]
+    world.boot()
+    for placement in (A, B):
+        world.control.want(placement)
+        await world.control.until_ready(placement)
+        assert "MOMENT_UNAVAILABLE: no packs" in world.control.seen(placement).detail
+    assert len(shelf.errors) == 1, "it was asked for once"
+    shelf.errors.clear()
+    world.clock.skipped += origins.AGAIN_S + 1
+    world.control.want(C)
+    await world.control.until_ready(C)
+    assert world.control.seen(C).reason is None
+    assert shelf.fetched == [DIGEST]

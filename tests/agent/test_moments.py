@@ -31,6 +31,8 @@ class Shelf:
         self.errors: list[Exception] = []
         self.gate: asyncio.Event | None = None
         self.corrupt = False
+        self.fetched: list[str] = []
+        self.slow: asyncio.Event | None = None
 
     def of(self, fuse) -> Way:
         return Way(self, fuse)
@@ -68,8 +70,11 @@ class Way:
     async def fetch(self, digest: str, into: Path) -> None:
         del into
         self.fuse.pass_("before fetch")
+        if self.shelf.slow is not None:
+            await self.shelf.slow.wait()
         if self.shelf.corrupt:
             raise Refused(Code.MOMENT_CORRUPT, f"{digest} is another than it says")
+        self.shelf.fetched.append(digest)
         self.fuse.pass_("after fetch")
 
     async def forget(self, name: str) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from atoll.control.builds.workshop import SandboxWorkshop
+from atoll.control.sessions.answers import HEAD_START_UNUSED_S
 from atoll.domain.building import Build, Result, State, client_of, version
+from atoll.domain.snapshot import Copy
 from atoll.domain.snapshot import State as Kept
 from atoll.domain.spec import SaveMode
-from atoll.store import builds, snapshots, tenancy
+from atoll.store import builds, moments, snapshots, tenancy
 from atoll.wire import agent as wire
 from tests import builders
 from tests.builders import IMAGE
+from tests.sim.test_moments import heard_of
 from tests.sim.test_snapshots import state_of, until_gone
 from tests.sim.world import Agent, World, failing, keeper, obedient
 
@@ -91,7 +95,7 @@ async def test_a_build_keeps_its_start_command_and_creates_begin_with_it(world: 
         assert (spec.origin.snapshot_id, spec.origin.or_boot, spec.prefer_host, spec.require_host) == (moment, True, agent.host_id, None)
         assert agent.payloads[made["id"]].env["OF"] == "template"
         for body, because in (
-            ({"env": {"A": "b"}}, "environment"), ({"size": {"memoryMib": 1024}}, "memory_mib"), ({"class": "shared-kernel"}, "isolation"),
+            ({"size": {"memoryMib": 1024}}, "memory_mib"), ({"class": "shared-kernel"}, "isolation"),
         ):  # fmt: skip
             if (answer := await world.call("POST", "/v1/sandboxes", json={"template": "served", **body})).status_code == 201:
                 words = await first_words(world, answer.json()["id"])
@@ -213,3 +217,153 @@ async def test_a_host_that_boots_it_has_its_reason_in_the_history(world: World, 
         items = (await world.call("GET", f"/v1/sandboxes/{made['id']}/events")).json()["items"]
         (ready,) = [one["data"] for one in items if one["type"] == "sandbox.ready"]
         assert (ready["reason"], ready["detail"]) == ("SNAPSHOT_UNAVAILABLE", "not here")
+
+
+async def test_an_environment_of_its_own_is_for_commands_that_begin_later(world: World, agent: Agent) -> None:
+    async with agent.at_work():
+        build, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
+        moment = await kept(world, build)
+        for path, body in (
+            ("/v1/sandboxes", {"template": "served", "env": {"MINE": "1"}}),
+            ("/sandboxes", {"templateID": "served", "envVars": {"MINE": "1"}}),
+        ):
+            answer = await world.call("POST", path, json=body)
+            assert answer.status_code == 201, answer.text
+            sandbox_id = answer.json().get("id") or answer.json()["sandboxID"]
+            assert (await first_words(world, sandbox_id))["head_start"] == moment
+            spec = begun(agent, sandbox_id).spec
+            assert spec is not None
+            assert spec.origin is not None
+            await agent.fetch(begun(agent, sandbox_id))
+            env = agent.payloads[sandbox_id].env
+            assert (env["MINE"], env["OF"]) == ("1", "template")
+
+
+# Where several hosts could have it.
+
+KIND = "fake/gvisor/x86_64"
+DIGEST = "sha256:" + "5" * 64
+
+
+@pytest.fixture
+async def other(world: World, agent: Agent) -> Agent:
+    """A second host, of the same kind, on which nothing is built. What the first keeps is in the store at once."""
+
+    def keeping(order: wire.SnapshotOrder) -> wire.SnapshotSeen:
+        stored = {"moment": DIGEST, "moment_size": 2 << 20, "moment_kind": KIND}
+        return keeper(order) if order.wish is wire.SnapshotWish.DROP else keeper(order).model_copy(update=stored)
+
+    agent.moments, agent.keeping = (KIND,), keeping
+    await agent.poll()
+    return await closed(world, "other", KIND)
+
+
+async def closed(world: World, name: str, kind: str) -> Agent:
+    """A host that takes nothing yet."""
+    made = await world.agent(name, token=await world.token(name), moments=(kind,))
+    await turn(world, made, "drain")
+    return made
+
+
+async def turn(world: World, agent: Agent, verb: str) -> None:
+    answer = await world.call("POST", f"/v1/hosts/{agent.host_id}/{verb}")
+    assert answer.status_code == 200, answer.text
+
+
+async def test_another_host_that_fits_fetches_it_and_any_other_boots(world: World, agent: Agent, other: Agent) -> None:
+    strange = await closed(world, "strange", "fake/gvisor/aarch64")
+    async with agent.at_work(), other.at_work(), strange.at_work():
+        build, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
+        moment = await kept(world, build)
+        assert moment is not None
+        await turn(world, other, "activate")
+        await turn(world, strange, "activate")
+        await heard_of(world, agent, other, strange)
+        assert (await world.create(template="served"))["placement"]["hostId"] == agent.host_id, "where it is"
+        await turn(world, agent, "drain")
+        made = await world.create(template="served")
+        assert made["placement"]["hostId"] == other.host_id, "it can go on from it"
+        spec = begun(other, made["id"]).spec
+        assert spec is not None
+        assert spec.origin is not None
+        assert (spec.origin.snapshot_id, spec.origin.moment, spec.origin.or_boot) == (moment, DIGEST, True)
+        assert DIGEST in await world.store.read(lambda conn: moments.fetchable(conn, other.host_id))
+        await turn(world, other, "drain")
+        last = await world.create(template="served")
+        assert last["placement"]["hostId"] == strange.host_id, "no host is left out"
+        spec = begun(strange, last["id"]).spec
+        assert spec is not None
+        assert spec.origin is not None
+        assert (spec.origin.or_boot, spec.origin.moment) == (True, None), "there is nothing for it to fetch"
+        why = (await world.call("GET", f"/v1/sandboxes/{last['id']}/placement")).text
+        assert "MOMENT_UNSUPPORTED" not in why
+
+
+async def test_it_outlives_its_host_and_its_moment_goes_with_its_build(world: World, agent: Agent, other: Agent) -> None:
+    async with other.at_work():
+        async with agent.at_work():
+            first, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
+            moment = await kept(world, first)
+        assert moment is not None
+        await turn(world, other, "activate")
+        assert (await world.call("POST", f"/v1/hosts/{agent.host_id}/disable", json={"off": True})).status_code == 200
+        async with asyncio.timeout(10):
+            while (found := await world.store.read(lambda conn: snapshots.get(conn, moment))).copy is not Copy.NONE:
+                await asyncio.sleep(0.01)
+        assert found.state is Kept.READY
+        made = await world.create(template="served")
+        assert made["placement"]["hostId"] == other.host_id
+        spec = begun(other, made["id"]).spec
+        assert spec is not None
+        assert spec.origin is not None
+        assert (spec.origin.moment, spec.prefer_host) == (DIGEST, None)
+        await world.release(made["id"])
+        assert await world.store.read(moments.needed) == {DIGEST}
+        await built_anew(world)
+        await until_gone(world, moment)
+        async with asyncio.timeout(10):
+            while await world.store.read(moments.needed):
+                await asyncio.sleep(0.01)
+
+
+async def test_what_fails_with_one_that_was_fetched_begins_without_on_any_host(world: World, agent: Agent, other: Agent) -> None:
+    async with agent.at_work(), other.at_work():
+        await built(world, "00000000-0000-4000-8000-00000000000a")
+        await turn(world, other, "activate")
+
+        def script(command: wire.Command) -> Any:
+            fails = command.spec is not None and command.spec.origin is not None
+            return failing("GUEST_BOOT_TIMEOUT")(command) if fails else obedient(command)
+
+        agent.script = other.script = script
+        made = await world.create(template="served")
+        assert (made["state"], made["generation"]) == ("ready", 2)
+        placement = (await world.facts(made["id"])).placement
+        assert placement is not None
+        assert placement.origin_moment is None, "it has nothing to fetch"
+
+
+async def test_a_copy_that_was_fetched_stays_while_it_is_used_and_there_is_room(world: World, agent: Agent, other: Agent) -> None:
+    async with agent.at_work(), other.at_work():
+        build, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
+        moment = await kept(world, build)
+        assert moment is not None
+        await turn(world, other, "activate")
+        made = await world.create(template="served", preferHost="other")
+        assert made["placement"]["hostId"] == other.host_id
+        await world.release(made["id"])
+        await world.until(made["id"], "released")
+
+    def ordered(used_after: float = math.inf) -> Any:
+        return lambda conn: [one.id for one in snapshots.wanted(conn, other.host_id, has=[moment], used_after=used_after)]
+
+    assert await world.store.read(ordered()) == [moment]
+    assert await world.store.read(ordered(world.clock.now() - 60)) == []
+    told = (await other.next_run().poll(kept=[moment])).snapshots
+    assert told == [], "creates may come that begin from it"
+    world.clock.pass_s(HEAD_START_UNUSED_S + 1)
+    (told,) = (await other.next_run().poll(kept=[moment])).snapshots
+    assert (told.id, told.wish) == (moment, wire.SnapshotWish.DROP)
+    await built_anew(world)
+    assert await state_of(world, moment) is Kept.DELETING
+    assert await world.store.read(ordered(world.clock.now() - 7200)) == [moment], "it goes at once with what it is of"

@@ -166,14 +166,14 @@ class Agent:
                 try:
                     return await self._beside_each_other(executor, deadlines, health, usage, keeping, uploads)
                 finally:
-                    await steps.arrivals.close()
+                    await steps.origins.close()
 
     def _joined(self, ledger: Ledger, steps: Steps, keeping: Keeping, health: Health) -> Uploads | None:
         """What sends moments to the store, told by those who save and keep; None: this host has no way to it."""
         if self._moments is None:
             return None
         uploads = Uploads(ledger, self._drivers, self._moments, self._dice, self._tell_snapshot, after_s=self._config.upload_after_s)
-        steps.arrivals = Arrivals(self._moments)
+        steps.origins.arrivals = Arrivals(self._moments)
         steps.on_touch, steps.on_saved, steps.on_forget = uploads.halt, uploads.saved, uploads.forget
         keeping.on_kept, keeping.on_drop = uploads.kept, uploads.forget
         health.fetches = True

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
-from atoll.agent.arrivals import Arrivals
 from atoll.agent.backoff import Backoff
 from atoll.agent.handshake import Guests, init_of
 from atoll.agent.lastwords import worth_keeping
 from atoll.agent.ledger import Ledger
+from atoll.agent.origins import Origins, instead
 from atoll.agent.record import (
     EndedBy,
     EndRule,
@@ -53,8 +52,6 @@ VERSION_MAX: Final = 64
 """Of what a guest says of its version: it goes into every observation."""
 _MET: Final = frozenset({Observed.RUNNING, Observed.SAVING, Observed.ERROR})
 """As what a guest is on record that was ready once, and is neither at rest nor to be begun again."""
-_NO_HEAD_START: Final = frozenset({Code.SNAPSHOT_UNAVAILABLE, Code.START_FAILED, Code.RESUME_FAILED, Code.NOT_SUPPORTED})
-"""As what a driver refuses to begin a guest from a moment, and may well boot it."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
@@ -99,7 +96,7 @@ class Steps(Resting):
         """A placement is saved, and that is in the journal."""
         self.on_forget: Callable[[str], Awaitable[None]] = _nothing
         """Nothing will be saved of a placement any more."""
-        self.arrivals = Arrivals(None)
+        self.origins = Origins(clock)
 
     async def carry_out(self, wanted: Goal, record: Record) -> None:
         """One step towards the goal. *Errors*: Unavailable when the journal refuses; what drivers raise becomes an observation."""
@@ -195,11 +192,12 @@ class Steps(Resting):
         if found is None or not found.lives:
             found = await self._from_store(record, driver) or found
         if found is None or not found.lives:
-            await self._have_origin(order_of(record), driver)
             with self._slow(placement_id, Observed.PREPARING):
+                order, booted = await self.origins.at_hand(order_of(record), driver)
                 await self._starts.acquire()
             try:
-                found, booted = await self._begin(record, driver)
+                found, failed = await self._begin(record, driver, order)
+                booted = booted or failed
             finally:
                 self._starts.release()
         self.inherited.discard(placement_id)
@@ -207,20 +205,13 @@ class Steps(Resting):
             raise Refused(Code.START_FAILED, "the driver does not say where the guest listens")
         return found.address, booted
 
-    async def _begin(self, record: Record, driver: Driver) -> tuple[Seen, str | None]:
+    async def _begin(self, record: Record, driver: Driver, order: Order) -> tuple[Seen, str | None]:
         """Its guest, begun from its spec's origin where there is one; where that is a head start that cannot be had, booted, and why."""
-        order = order_of(record)
-        origin = order.spec.origin
         try:
             return await self._begun(record, driver, order), None
         except Refused as error:
-            if origin is None or not origin.or_boot or error.code not in _NO_HEAD_START:
-                raise
-            code, detail = explain(error)
-            log.warning(
-                events.HEAD_START_FAILED, placement_id=record.placement_id, snapshot_id=origin.snapshot_id, code=code, message=detail
-            )
-        return await self._begun(record, driver, replace(order, spec=replace(order.spec, origin=None))), f"{code}: {detail}"
+            order, why = instead(order, error)
+        return await self._begun(record, driver, order), why
 
     async def _begun(self, record: Record, driver: Driver, order: Order) -> Seen:
         with self._slow(record.placement_id, Observed.PREPARING):
@@ -265,16 +256,9 @@ class Steps(Resting):
             return None
         with self._slow(record.placement_id, Observed.PREPARING):
             if (await driver.inspect(record.placement_id)).power in (Power.ABSENT, Power.PREPARED):
-                await self.arrivals.saved(driver, order_of(record), blueprint.moment)
+                await self.origins.arrivals.saved(driver, order_of(record), blueprint.moment)
         with self._slow(record.placement_id, Observed.STARTING):
             return await self._restore(record, driver)
-
-    async def _have_origin(self, order: Order, driver: Driver) -> None:
-        """Have the snapshot here that it begins from, where it is in the store."""
-        origin = order.spec.origin
-        if origin is not None and origin.moment is not None:
-            with self._slow(order.placement_id, Observed.PREPARING):
-                await self.arrivals.snapshot(driver, order, origin.moment, origin.snapshot_id)
 
     async def _restore(self, record: Record, driver: Driver) -> Seen:
         """The guest of what was saved, or the one that was restored from it and is in use already."""

@@ -16,7 +16,7 @@ from typing import Final
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import TemplateId
 from atoll.domain.deployment import WorkloadClass
-from atoll.domain.snapshot import Purpose, Snapshot
+from atoll.domain.snapshot import Copy, Purpose, Snapshot
 from atoll.domain.spec import Origin, Spec
 from atoll.domain.template import Template
 from atoll.planning.resolve import CreateRequest
@@ -82,17 +82,16 @@ def check_class(snapshot: Snapshot, policy: WorkloadClass) -> None:
         raise Refused(Code.CLASS_LIMIT, message)
 
 
-def head_start(spec: Spec, moment: Snapshot, *, brings: bool) -> Spec | str:
+def head_start(spec: Spec, moment: Snapshot) -> Spec | str:
     """The spec of a create that begins with what its template's build has kept; or why it boots instead.
 
-    `brings`: the request has an environment of its own, which a start command that runs already would not know.
+    What the request has of an environment is no reason: it is for commands that begin later.
     """
-    if brings:
-        return "the request has an environment of its own"
     for name in _AS_KEPT:
         if getattr(spec, name) != getattr(moment.spec, name):
             return f"{name} is {getattr(spec, name)}, and {getattr(moment.spec, name)} where the start command was kept"
-    prefer = spec.prefer_host if spec.prefer_host is not None else moment.host_id
+    here = moment.host_id if moment.copy is Copy.HERE else None
+    prefer = spec.prefer_host if spec.prefer_host is not None else here
     return replace(spec, origin=Origin(moment.id, moment.mode, or_boot=True), prefer_host=prefer)
 
 

@@ -15,7 +15,7 @@ from atoll.domain import history as ev
 from atoll.domain import snapshot as sn
 from atoll.domain.moment import Moment
 from atoll.domain.snapshot import Copy, Event, Purpose, Snapshot, State
-from atoll.domain.spec import SaveMode, Spec
+from atoll.domain.spec import Origin, SaveMode, Spec
 from atoll.planning.stimuli import Note
 
 FORK_LEFT_S: Final = 120.0
@@ -92,22 +92,34 @@ def delete(snapshot: Snapshot, *, now: float) -> Outcome | None:
     return Outcome(_ended(going, Event.ABSENCE_CONFIRMED, now) if snapshot.copy is Copy.NONE else going)
 
 
-def sought(spec: Spec, snapshot: Snapshot | None) -> Spec:
-    """What a host is looked for with for a sandbox that begins from this snapshot, as it is now: once it is in the store, any that fits, and
-    preferably the one that has a copy. `snapshot`: its spec's origin; None: it is gone.
+def sought(spec: Spec, snapshot: Snapshot | None, *, generation: int = 1) -> tuple[Spec, ...]:
+    """What a host is looked for with for a sandbox that begins from this snapshot, as it is now; where no host is found, with the next of these.
+
+    Once it is in the store, any host that fits may have it, and preferably the one that has a copy. A head start is no condition: hosts
+    that could fetch it come first, and then any other, which boots. `snapshot`: its spec's origin; None: it is gone.
     """
     origin = spec.origin
-    if origin is None or origin.or_boot:
-        # A head start is taken where it is, and boots elsewhere: no host is left out for it, and nothing is fetched.
-        return spec
+    if origin is None or _is_past(origin, generation):
+        return (begins_with(spec, generation=generation),)
     if snapshot is None or snapshot.moment is None or snapshot.state is not State.READY:
-        return spec
-    return replace(
+        return (spec,)
+    here = snapshot.host_id if snapshot.copy is Copy.HERE else None
+    fetched = replace(
         spec,
         require_host=None if origin.pinned else spec.require_host,
-        prefer_host=spec.prefer_host or (snapshot.host_id if snapshot.copy is Copy.HERE else None),
+        prefer_host=spec.prefer_host or here,
         origin=replace(origin, moment=snapshot.moment.digest, kind=snapshot.moment.kind),
     )
+    return (fetched, spec) if origin.or_boot else (fetched,)
+
+
+def begins_with(spec: Spec, *, generation: int) -> Spec:
+    """The spec of this generation's guest. A head start is tried once: what has failed with it begins without."""
+    return replace(spec, origin=None) if spec.origin is not None and _is_past(spec.origin, generation) else spec
+
+
+def _is_past(origin: Origin, generation: int) -> bool:
+    return origin.or_boot and generation > 1
 
 
 def leave(snapshot: Snapshot) -> Outcome | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -112,15 +113,18 @@ def count_held(conn: sa.Connection, team_id: str) -> int:
     return int(conn.execute(sa.select(sa.func.count()).select_from(SNAPSHOTS).where(*its)).scalar_one())
 
 
-def wanted(conn: sa.Connection, host_id: str, *, has: Sequence[str] = ()) -> Sequence[Wanted]:
+def wanted(conn: sa.Connection, host_id: str, *, has: Sequence[str] = (), used_after: float = math.inf) -> Sequence[Wanted]:
     """What is to be kept, or to go, on a host. `has`: what it says that it has; what of that has ended is to go as well: it was given up
-    while its host was away.
+    while its host was away. `used_after`: a head start that was fetched stays as long as something was begun from it here since.
     """
     ordered = [Wanted(*row.values()) for row in _ORDERS.all(conn, {"host_id": host_id})]
     if not has:
         return ordered
     columns = (SNAPSHOTS.c.id, SNAPSHOTS.c.placement_id, SNAPSHOTS.c.mode)
-    begun = sa.select(PLACEMENTS.c.id).where(PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.origin_moment == SNAPSHOTS.c.moment, HOLDS)
+    ahead = (SNAPSHOTS.c.purpose == Purpose.TEMPLATE.value, SNAPSHOTS.c.state == State.READY.value)
+    lately = sa.and_(*ahead, PLACEMENTS.c.created_at > used_after)
+    its = (PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.origin_moment == SNAPSHOTS.c.moment)
+    begun = sa.select(PLACEMENTS.c.id).where(*its, sa.or_(HOLDS, lately))
     # What was fetched from the artifact store stays as long as something is there that began from it.
     fetched = sa.and_(sa.or_(SNAPSHOTS.c.host_id != host_id, SNAPSHOTS.c.copy == Copy.NONE.value), ~begun.exists())
     unwanted = sa.or_(SNAPSHOTS.c.state.in_(_ENDED), fetched)

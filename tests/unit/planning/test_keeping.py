@@ -11,7 +11,8 @@ from atoll.base.errors import Code, Refused
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
 from atoll.domain import history
 from atoll.domain.deployment import DEFAULT_CLASSES
-from atoll.domain.snapshot import TERMINAL, Purpose, Snapshot, State, held_disk_mib
+from atoll.domain.moment import Moment
+from atoll.domain.snapshot import TERMINAL, Copy, Purpose, Snapshot, State, held_disk_mib
 from atoll.domain.spec import Isolation, Origin, SaveMode, Spec
 from atoll.planning import beginning, keeping
 from atoll.planning.claiming import pool_of
@@ -100,6 +101,45 @@ def test_a_fork_has_a_deadline_once_it_is_ready() -> None:
     assert done.snapshot.deadline_at == NOW + SPEC.create_patience_s + keeping.FORK_LEFT_S
 
 
+# Where it is begun from.
+
+STORED = Moment("sha256:" + "5" * 64, 7 << 20, "fake/gvisor/x86_64")
+
+
+def test_what_is_in_the_store_is_fetched_by_any_host_that_fits() -> None:
+    spec = replace(SPEC, origin=Origin("snp_x", SaveMode.FULL, pinned=True), require_host="hst_x")
+    there = snapshot(State.READY, moment=STORED)
+    assert keeping.sought(spec, snapshot(State.READY)) == (spec,), "one host has it"
+    assert keeping.sought(spec, None) == (spec,)
+    fetched = replace(Origin("snp_x", SaveMode.FULL, pinned=True), moment=STORED.digest, kind=STORED.kind)
+    assert keeping.sought(spec, there) == (replace(spec, require_host=None, prefer_host="hst_x", origin=fetched),)
+    assert keeping.sought(replace(SPEC, origin=None), there) == (replace(SPEC, origin=None),)
+
+
+def test_a_head_start_in_the_store_is_fetched_where_it_fits_and_no_host_is_left_out() -> None:
+    spec = replace(SPEC, origin=Origin("snp_x", SaveMode.FULL, or_boot=True), prefer_host="hst_x")
+    there = snapshot(State.READY, moment=STORED, purpose=Purpose.TEMPLATE)
+    assert keeping.sought(spec, replace(there, moment=None)) == (spec,), "it is taken where it is, and booted elsewhere"
+    first, then = keeping.sought(spec, there)
+    assert first.origin is not None
+    assert (first.origin.moment, first.origin.kind, first.origin.or_boot) == (STORED.digest, STORED.kind, True)
+    assert (first.prefer_host, first.require_host) == ("hst_x", None)
+    assert then == spec
+    free = keeping.sought(replace(spec, prefer_host=None), replace(there, copy=Copy.NONE))[0]
+    assert free.prefer_host is None, "nobody has it; whoever fits may fetch it"
+    assert keeping.sought(spec, replace(there, state=State.DELETING)) == (spec,)
+
+
+def test_a_head_start_is_tried_once() -> None:
+    spec = replace(SPEC, origin=Origin("snp_x", SaveMode.FULL, or_boot=True))
+    there = snapshot(State.READY, moment=STORED, purpose=Purpose.TEMPLATE)
+    without = replace(spec, origin=None)
+    assert keeping.sought(spec, there, generation=2) == (without,)
+    assert (keeping.begins_with(spec, generation=1), keeping.begins_with(spec, generation=2)) == (spec, without)
+    kept = replace(SPEC, origin=Origin("snp_x", SaveMode.FULL))
+    assert keeping.begins_with(kept, generation=2) == kept, "a snapshot is what was asked for"
+
+
 # What begins from one.
 
 
@@ -124,13 +164,15 @@ def test_what_belongs_to_the_moment_is_its_own_and_the_rest_the_requests() -> No
 def test_a_head_start_is_of_the_same_size_and_is_no_condition() -> None:
     kept = snapshot(State.READY, purpose=Purpose.TEMPLATE, spec=replace(SPEC, command=("serve",), tmp_on_disk=False))
     spec = replace(kept.spec, template_id="another", timeout_s=9, origin=None)
-    made = beginning.head_start(spec, kept, brings=False)
+    made = beginning.head_start(spec, kept)
     assert made == replace(spec, origin=Origin(kept.id, SaveMode.FULL, or_boot=True), prefer_host=kept.host_id)
     assert made.require_host is None, "another host boots it"
-    named = beginning.head_start(replace(spec, prefer_host="mine"), kept, brings=False)
+    named = beginning.head_start(replace(spec, prefer_host="mine"), kept)
     assert isinstance(named, Spec)
     assert named.prefer_host == "mine"
-    assert "environment" in str(beginning.head_start(spec, kept, brings=True))
+    left = beginning.head_start(spec, replace(kept, copy=Copy.NONE))
+    assert isinstance(left, Spec)
+    assert left.prefer_host is None, "it is on no host any more"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +186,7 @@ def test_a_head_start_is_of_the_same_size_and_is_no_condition() -> None:
 )  # fmt: skip
 def test_what_a_head_start_does_not_fit_is_said(other: dict[str, Any]) -> None:
     kept = snapshot(State.READY, purpose=Purpose.TEMPLATE, spec=replace(SPEC, command=("serve",), tmp_on_disk=False))
-    said = beginning.head_start(replace(kept.spec, **other), kept, brings=False)
+    said = beginning.head_start(replace(kept.spec, **other), kept)
     assert isinstance(said, str)
     assert said.startswith(next(iter(other)))
 

@@ -56,6 +56,14 @@ class Directory:
         """The host to ask first; None when no host fits."""
         return self._fleet.choose(spec, sandbox_id=sandbox_id, now=now, excluded=excluded)
 
+    def choose_by(self, ways: Sequence[Spec], *, sandbox_id: str, now: float, excluded: Collection[str] = ()) -> tuple[Spec, str | None]:
+        """The first of these specs for which there is a host, and that host; the last one and None where there is none for any."""
+        for spec in ways:
+            chosen = self.choose(spec, sandbox_id=sandbox_id, now=now, excluded=excluded)
+            if chosen is not None:
+                return spec, chosen
+        return ways[-1], None
+
     def on_its_rung(self, spec: Spec, rungs: Sequence[Isolation], *, now: float) -> Spec:
         """The spec with the first of these isolations that there is for such a one."""
         return replace(spec, isolation=self._fleet.rung(spec, rungs, now=now))

@@ -295,16 +295,17 @@ class Reconciler:
         if done is not None and Condition.NO_ELIGIBLE_HOST in done.sandbox.conditions - before.conditions:
             LOG.warning(names.SANDBOX_NO_ELIGIBLE_HOST, sandbox_id=before.id, team_id=before.team_id, detail=done.sandbox.detail)
 
-    async def _sought(self, sandbox: Sandbox) -> Spec:
-        """What a host is looked for with: what begins from a snapshot may begin elsewhere as soon as that is in the artifact store."""
+    async def _sought(self, sandbox: Sandbox) -> tuple[Spec, ...]:
+        """What a host is looked for with, one after the other: what begins from a snapshot may begin elsewhere as soon as that is in the artifact store."""
         origin = sandbox.spec.origin
         if origin is None:
-            return sandbox.spec
-        return keeping.sought(sandbox.spec, await self.store.read(lambda conn: snapshots.get(conn, origin.snapshot_id)))
+            return (sandbox.spec,)
+        snapshot = await self.store.read(lambda conn: snapshots.get(conn, origin.snapshot_id))
+        return keeping.sought(sandbox.spec, snapshot, generation=sandbox.generation)
 
-    def _placing(self, sandbox: Sandbox, sought: Spec) -> Callable[[sa.Connection], tuple[facts.Committed | None, Used]]:
+    def _placing(self, sandbox: Sandbox, ways: tuple[Spec, ...]) -> Callable[[sa.Connection], tuple[facts.Committed | None, Used]]:
         now = self.clock.now()
-        chosen = self.directory.choose(sought, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
+        sought, chosen = self.directory.choose_by(ways, sandbox_id=sandbox.id, now=now, excluded=sandbox.tried_hosts)
         if chosen is None:
             self.shortage(sandbox)
             return self._applying(sandbox.id, NoRoom(self._shortage(sought, now)), now=now)

@@ -339,7 +339,7 @@ class Sandboxes:
         moment = await self.snapshots.head_start(begun.template) if begun.on_record and spec.origin is None else None
         if moment is None:
             return spec, {}
-        made = beginning.head_start(spec, moment, brings=bool(begun.request.env))
+        made = beginning.head_start(spec, moment)
         if isinstance(made, str):
             return spec, {"head_start": "none", "because": made}
         return made, {"head_start": moment.id}

@@ -38,7 +38,9 @@ class Whys:
         spec = storing.sought(found)
         if found.spec.origin is not None and not found.rests_in_store:
             origin = found.spec.origin
-            spec = keeping.sought(spec, await self.store.read(lambda conn: snapshots.get(conn, origin.snapshot_id)))
+            snapshot = await self.store.read(lambda conn: snapshots.get(conn, origin.snapshot_id))
+            # The last is the one that leaves nobody out.
+            spec = keeping.sought(spec, snapshot, generation=found.generation)[-1]
         told = placing.explain(
             self.directory.adverts(),
             spec,

@@ -17,7 +17,8 @@ from atoll.control.tokens import Tokens
 from atoll.domain.command import Kind, command_id, digest
 from atoll.domain.placement import Placement
 from atoll.domain.sandbox import Sandbox
-from atoll.domain.spec import SaveMode, Spec
+from atoll.domain.spec import SaveMode
+from atoll.planning import keeping
 from atoll.planning.claiming import CLAIMED
 from atoll.planning.storing import RESUMED
 from atoll.store import payloads, rows
@@ -40,7 +41,7 @@ class Orders:
         self._store = store
         self.sealer = sealer
         self._tokens = tokens
-        self._clock = clock
+        self.clock = clock
 
     def seal(self, sandbox_id: str, *, env: dict[str, str], files: list[dict[str, str]], exposes: bool) -> tuple[Sealed, str]:
         """The sealed payload of a new sandbox, and its digest. `exposes`: somebody has brought values of his own. *Errors*: Refused CLASS_LIMIT when no message could carry it."""
@@ -73,10 +74,13 @@ class Orders:
         }
         payload: wire.InitPayload | None = None
         if placement.desired is not Kind.ENSURE_ABSENT:
+            spec = keeping.begins_with(sandbox.spec, generation=placement.generation)
+            if placement.origin_moment is not None and spec.origin is not None:
+                spec = replace(spec, origin=replace(spec.origin, moment=placement.origin_moment))
             sealed = await self._store.read(lambda conn: payloads.get(conn, sandbox.id))
             payload = self.open(sandbox, sealed) if sealed is not None and not sealed.exposes else None
             content |= {
-                "spec": rows.spec_values(_spec(placement, sandbox)),
+                "spec": rows.spec_values(spec),
                 "nonce": placement.nonce,
                 "guest_public_key": self._tokens.guest_public_key,
                 "guest_token": self._tokens.guest(placement, SCOPE_CONTROL),
@@ -86,8 +90,6 @@ class Orders:
                 "ready_s": sandbox.spec.guest_ready_s,
                 "timeout_s": _life_s(placement, sandbox),
             }
-            if placement.origin_moment is not None and sandbox.spec.origin is not None:
-                content["spec"] = {**content["spec"], "origin": {**content["spec"]["origin"], "moment": placement.origin_moment}}
         if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == RESUMED and sandbox.save_mode is not None:
             content["save_mode"] = sandbox.save_mode.value
         if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == CLAIMED:
@@ -108,7 +110,7 @@ class Orders:
 
     def end(self, sandbox: Sandbox, placement_id: str, *, since: float | None = None) -> wire.End:
         """When the agent ends it by itself; remaining seconds, never less than none. `since`: when the request came that this answers."""
-        counted_from = self._clock.now() if since is None else since
+        counted_from = self.clock.now() if since is None else since
         left = (sandbox.end_at if sandbox.end_at is not None else float("inf")) - counted_from
         return wire.End(
             placement_id=placement_id,
@@ -117,13 +119,6 @@ class Orders:
             action=sandbox.spec.on_end,
             on_lease_expiry=sandbox.spec.on_lease_expiry,
         )
-
-
-def _spec(placement: Placement, sandbox: Sandbox) -> Spec:
-    """A head start is tried once: what has failed with it begins without."""
-    spec = sandbox.spec
-    again = placement.generation > 1 and spec.origin is not None and spec.origin.or_boot
-    return replace(spec, origin=None) if again else spec
 
 
 def _life_s(placement: Placement, sandbox: Sandbox) -> float | None:
