@@ -19,7 +19,7 @@ from tests.hosts.test_moving import Guest, _missing
 
 SERVER = """
 import http.server, time
-born, keep = time.time_ns(), __import__("os").urandom(1 << 20) * 40
+born, keep = time.time_ns(), __import__("os").urandom(40 << 20)
 time.sleep(3)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):

@@ -124,6 +124,11 @@ class HttpTransport:
         path = f"/agent/v1/manifests/{digest}"
         return await self._ask("GET", path, None, what="a signed manifest", within_s=CALL_S, bytes_max=manifests.BYTES_MAX)
 
+    async def machine(self, architecture: str) -> bytes:
+        """The signed document that says what virtual machines boot by. *Errors*: Refused IMAGE_UNAVAILABLE when control has none."""
+        path = f"/agent/v1/machines/{architecture}"
+        return await self._ask("GET", path, None, what="a signed document", within_s=CALL_S, bytes_max=manifests.BYTES_MAX)
+
     async def key_chain(self) -> KeyChain:
         """Every set of keys for signed manifests."""
         body = await self._ask("GET", "/agent/v1/image-keys", None, what="keys", within_s=CALL_S, bytes_max=manifests.BYTES_MAX)

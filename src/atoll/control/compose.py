@@ -22,6 +22,7 @@ from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
 from atoll.control.artifacts.collecting import Collecting
 from atoll.control.artifacts.giving import Giving
+from atoll.control.artifacts.machines import Machines, MachineSource
 from atoll.control.artifacts.manifests import Manifests
 from atoll.control.artifacts.moments import Moments
 from atoll.control.artifacts.rests import Rests
@@ -106,6 +107,8 @@ class ControlSettings:
     """Where blobs of imported images and uploads are kept; None: nothing is imported."""
     image_program: Path | None = None
     """`atoll-io`."""
+    machines: MachineSource | None = None
+    """What virtual machines of the deployment are to boot by, as this machine's set-up has it; None: it has nothing to say of that."""
     bucket: BucketSettings | None = None
     """Where images and uploads are kept besides; None: in `images` alone."""
     moments: bool | None = None
@@ -167,6 +170,7 @@ class Control:
         self._following: Following | None = None
         self._replicas: Replicas | None = None
         self.artifacts: Artifacts | None = artifacts_of(settings)
+        self.machines: Machines | None = None
 
     async def start(self) -> None:
         """Open the store and begin. *Errors*: Refused STORE_LOCKED; Unavailable STORE_*; Bug when it is another install's."""
@@ -451,9 +455,7 @@ class Control:
             images_kept=self.sessions.image_caches.all,
             collecting=Collecting(self.imports, self.moments),
         )
-        giving = None
-        if settings.images is not None and self.artifacts is not None and self.manifests is not None:
-            giving = Giving(settings.images, self.artifacts, self.manifests)
+        giving = self._giving()
         of_agents = Counted(agents.Agents(self.sessions, self.enrollment, self._clock, giving=giving, moments=self.moments), self.meter)
         self.hot = [(agents.PREFIX, of_agents), (routes.PREFIX, self._routes), (wellknown.PREFIX, self._well_known())]
         if self.peers is not None:
@@ -496,6 +498,14 @@ class Control:
         self._keep_house()
         self._started = True
 
+    def _giving(self) -> Giving | None:
+        """What hosts are given; None: this control keeps no images."""
+        settings = self.settings
+        if settings.images is None or self.artifacts is None or self.manifests is None:
+            return None
+        self.machines = Machines(self.manifests, self.artifacts, self.imports.library, settings.machines)
+        return Giving(settings.images, self.artifacts, self.manifests, self.machines)
+
     def _keep_house(self) -> None:
         """What nobody needs any more goes, now and then."""
         settings = self.settings
@@ -505,6 +515,8 @@ class Control:
             self._spawn(self.moments.run())
         if self.rests is not None:
             self._spawn(self.rests.run())
+        if self.machines is not None:
+            self._spawn(self.machines.run())
 
     def _archives(self) -> archives.Archives:
         return archives.Archives(self.service, self.imports.uploads, request_id=lambda: self._dice(8).hex(), library=self.imports.library)

@@ -23,6 +23,8 @@ from atoll.base.errors import Code, Refused, Unavailable
 
 BLOBS: Final = "blobs/sha256"
 """Layers, configurations and manifests of images, by their digest."""
+MACHINES: Final = "machines"
+"""What virtual machines boot by, by architecture."""
 MANIFESTS: Final = "manifests/sha256"
 """Signed manifests, by the digest of what is signed."""
 UPLOADS: Final = "uploads"

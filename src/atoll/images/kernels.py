@@ -1,8 +1,11 @@
 """Kernels for virtual machines, and the first file system that they start with.
 
+Two places have that form: the cache of a machine, as its own set-up has filled it, and a host's own directory, with what the deployment has
+signed (`machine_files.py`).
+
 A kernel is `CACHE/kernels/VERSION/{vmlinuz,vmlinux,modules/NN-name.ko,manifest.json}`, made by the set-up of a package of the distribution's, with
 every file's size and SHA-256 in the manifest; `CACHE/kernels/current` names the one to use. The first file system is a cpio archive of the
-guest program, as `/init`, and those modules; it is made here, since the guest program is this release's own.
+guest program, as `/init`, and those modules; it is made here, since the guest program is this release's own, unless it came signed with the kernel.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from typing import Any, Final
 from atoll.base.errors import Code, Refused
 
 MANIFEST: Final = "manifest.json"
+INITRD: Final = "initrd"
+REFUSED: Final = "refused"
+"""Why what the deployment offers is not booted by, in words (`machine_files.py`)."""
 _CONSOLE: Final = (5, 1)
 
 
@@ -40,11 +46,21 @@ class Kernel:
         """The same as an ELF file; kernels that an earlier set-up has fetched lack it."""
         return self.directory / "vmlinux"
 
+    @property
+    def initrd(self) -> Path | None:
+        """The first file system that came with it."""
+        path = self.directory / INITRD
+        return path if path.exists() else None
+
 
 def look_up(cache: Path) -> Kernel:
     """The kernel to use, every byte of it looked at. *Errors*: Refused IMAGE_UNAVAILABLE (there is none), IMAGE_CORRUPT."""
     directory = cache / "kernels" / "current"
     if not (directory / MANIFEST).exists():
+        if (cache / REFUSED).exists():
+            raise Refused(
+                Code.IMAGE_UNTRUSTED, f"what the deployment has machines boot by is refused: {(cache / REFUSED).read_text()[:500]}"
+            )
         raise Refused(Code.IMAGE_UNAVAILABLE, f"there is no kernel for virtual machines in {cache / 'kernels'}")
     directory = directory.resolve()
     try:
@@ -67,6 +83,8 @@ def first_files(kernel: Kernel, guest: Path, directory: Path) -> Path:
     *Idempotency*: named by its content, so it is there already or made anew; those of earlier releases stay while guests run that were
     started with them, which costs a few MiB. *Errors*: OSError.
     """
+    if kernel.initrd is not None:
+        return kernel.initrd
     parts = [*kernel.modules, guest]
     name = hashlib.sha256()
     for part in parts:

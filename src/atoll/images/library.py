@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.images import assembling, blobs
-from atoll.images.artifacts import BLOBS, DOCUMENT_BYTES_MAX, MANIFESTS, UPLOADS, Artifacts, Info, key_of
+from atoll.images.artifacts import BLOBS, DOCUMENT_BYTES_MAX, MACHINES, MANIFESTS, UPLOADS, Artifacts, Info, key_of
 from atoll.wire import manifests
 
 SIDE_BY_SIDE: Final = 4
@@ -159,7 +159,7 @@ class Library:
 
         *Errors*: those of Artifacts: then nothing more went. *Idempotency*: a second time finds nothing.
         """
-        wanted = set(wanted)
+        wanted = {*wanted, *[await self._image_of(info.key) async for info in self.artifacts.list(MACHINES)]}
         kept: set[str] = set()
         for image in wanted:
             await self.documents(image)

@@ -23,7 +23,7 @@ from atoll.telemetry import events
 from atoll.telemetry.log import get_logger
 from atoll.wire import manifests
 from atoll.wire.guest import PROTOCOL
-from atoll.wire.manifests import ImageManifest, KeyChain, KeySet
+from atoll.wire.manifests import ImageManifest, KeyChain, KeySet, MachineManifest
 
 KEYS_FILE: Final = "image-keys.json"
 KEPT: Final = "manifests"
@@ -106,6 +106,16 @@ class Trust:
             found = self._believe(content, digest, await self._follow(keys))
         self._write(self._kept(digest), content)
         return found
+
+    async def machine(self, content: bytes) -> MachineManifest:
+        """What machines boot by, once it can be believed. *Errors*: Refused IMAGE_UNTRUSTED, IMAGE_CORRUPT; those of the source."""
+        keys = await self._current()
+        try:
+            return manifests.read_machine(content, keys.usable())
+        except Refused as refusal:
+            if refusal.code is not Code.IMAGE_UNTRUSTED:
+                raise
+        return manifests.read_machine(content, (await self._follow(keys)).usable())
 
     def _believe(self, content: bytes, digest: str, keys: KeySet) -> ImageManifest:
         usable = keys.usable()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from atoll.drivers.oci.driver import OciDriver
     from atoll.drivers.oci.slots import SlotPool
     from atoll.drivers.port import Driver, Mark
+    from atoll.images.machine_files import MachineFiles
     from atoll.images.shelf import Shelf
     from atoll.images.trust import Trust
     from atoll.images.unpacking import Unpacking
@@ -159,7 +160,8 @@ def _machine_drivers(
     from atoll.drivers.qemu.config import QemuConfig
     from atoll.programs.machines import Machines, pinned
 
-    cache, firecracker = cache_directory(), pinned(place.firecracker, cache_directory())
+    cache = _kernels(place)
+    firecracker = pinned(place.firecracker, cache)
     found: dict[Isolation, OciDriver] = {}
     if firecracker is not None:
         found[Isolation.VM] = firecracker_driver(of(RuntimeKind.FIRECRACKER), firecracker, pool)
@@ -168,6 +170,28 @@ def _machine_drivers(
     if config.machines is Machines.EMULATED:
         found[Isolation.VM_EMULATED] = qemu_driver(of(RuntimeKind.QEMU_EMULATED), QemuConfig(cache), pool)
     return found
+
+
+def machine_files(place: Layout, config: HostConfig, trust: Trust, unpacking: Unpacking) -> MachineFiles:
+    """What this host's virtual machines boot by, where the deployment has signed that."""
+    from atoll.images.cache import OWN
+    from atoll.images.machine_files import MachineFiles
+    from atoll.programs.told import Told
+
+    async def unpack(digest: str) -> Path:
+        with unpacking.pin(digest):
+            await unpacking.have(digest)
+            await unpacking.ensure(digest)
+        return unpacking.directory / OWN / digest.removeprefix("sha256:") / "rootfs"
+
+    return MachineFiles(place.machine_files, Told(place, config), trust, unpack, os.uname().machine)
+
+
+def _kernels(place: Layout) -> Path:
+    """Where kernels are: what the deployment has signed counts, once this host was told of it."""
+    from atoll.images.machine_files import is_told
+
+    return place.machine_files if is_told(place.machine_files) else cache_directory()
 
 
 def objects(place: Layout, config: HostConfig) -> dict[str, Any]:
@@ -296,6 +320,7 @@ async def run(place: Layout, config: HostConfig) -> int:
     from atoll.agent.agent import Agent
     from atoll.programs import agent_socket, image_socket
     from atoll.programs.heard import Heard
+    from atoll.programs.machines import Machines
 
     if config.joined:
         hosting.ensure_directories(place)
@@ -307,6 +332,8 @@ async def run(place: Layout, config: HostConfig) -> int:
     trust = trusting(place, config)
     unpacking = own_images(place, config, trust)
     images = shelf(place, unpacking)
+    if config.machines is not Machines.OFF:
+        await machine_files(place, config, trust, unpacking).bring()
     agent = Agent(
         replace(settings, image_cache=lambda: _told_of(images)),
         who,

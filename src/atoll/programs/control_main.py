@@ -24,6 +24,7 @@ from atoll.programs import control_config, instance
 from atoll.programs.clock import SteadyClock
 from atoll.programs.identity import boot_id
 from atoll.programs.layout import Layout, bin_directory, cache_directory, layout_of
+from atoll.programs.machines import Machines
 from atoll.programs.peering import HttpLine
 from atoll.programs.settling import settle_down
 from atoll.telemetry import events
@@ -32,6 +33,7 @@ from atoll.telemetry.log import configure, get_logger
 if TYPE_CHECKING:
     import uvicorn
 
+    from atoll.control.artifacts.machines import MachineSource
     from atoll.control.builds.workshop import Connect, Inside
     from atoll.control.compose import Control, ControlSettings
     from atoll.control.replicas.peers import Line
@@ -95,6 +97,7 @@ def settings(
         images=place.blobs,
         image_program=bin_directory() / "atoll-io",
         registries=decided.registries.options(),
+        machines=_machines(config),
         bucket=decided.artifacts,
         inside=_inside(f"http://127.0.0.1:{config.port}"),
         bootstrap=place.bootstrap,
@@ -107,6 +110,15 @@ def settings(
         machine=socket.gethostname()[:64],
         telemetry={name: value for name, value in os.environ.items() if name.startswith("OTEL_")},
     )
+
+
+def _machines(config: instance.Config) -> MachineSource | None:
+    """What hosts' virtual machines are to boot by, where this machine's set-up was asked for what they need."""
+    from atoll.control.artifacts.machines import MachineSource
+
+    if config.machines is Machines.OFF:
+        return None
+    return MachineSource(cache_directory(), bin_directory() / "atoll-guest", version("atoll"), os.uname().machine)
 
 
 def _inside(edge: str) -> Connect:

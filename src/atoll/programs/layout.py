@@ -97,6 +97,11 @@ class Layout:
         return self.agent / "blobs"
 
     @property
+    def machine_files(self) -> Path:
+        """What this host's virtual machines boot by, as the deployment has signed it."""
+        return self.agent / "machine"
+
+    @property
     def images(self) -> Path:
         """Root file systems that the agent has made of blobs."""
         return self.agent / "images"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Implements images.trust.Source."""
+    """Implements images.trust.Source and images.machine_files.Source."""
 
     place: Layout
     config: HostConfig
@@ -26,6 +26,11 @@ class Told:
         """See Source."""
         async with self._control() as control:
             return await control.manifest(digest)
+
+    async def machine(self, architecture: str) -> bytes:
+        """See machine_files.Source."""
+        async with self._control() as control:
+            return await control.machine(architecture)
 
     async def key_chain(self) -> KeyChain:
         """See Source."""

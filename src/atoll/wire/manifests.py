@@ -24,6 +24,7 @@ from atoll.base.errors import Code, Refused
 from atoll.wire.agent import Message
 
 IMAGE_FORM: Final = "atoll.image/1"
+MACHINE_FORM: Final = "atoll.machine/1"
 KEYS_FORM: Final = "atoll.image-keys/1"
 ENVELOPE_FORM: Final = "atoll.signed/1"
 BYTES_MAX: Final = 1 << 20
@@ -62,6 +63,33 @@ class ImageManifest(Message):
     """Where the image came from."""
     protocol_min: int = Field(ge=1)
     """Of the guest's protocol: a host that speaks none of the range does not start it."""
+    protocol_max: int = Field(ge=1)
+
+
+class MachineFile(Message):
+    """A file that virtual machines boot by. *Units*: bytes."""
+
+    name: Literal["vmlinuz", "vmlinux", "initrd"]
+    digest: str = Field(pattern=DIGEST)
+    size: int = Field(ge=1)
+
+
+class MachineManifest(Message):
+    """What a deployment's virtual machines boot by: a kernel, in the forms that there are of it, and the first file system."""
+
+    form: Literal["atoll.machine/1"] = "atoll.machine/1"
+    revision: int = Field(ge=1)
+    """The newest counts: a host that has seen one takes none before it."""
+    architecture: str = Field(max_length=32)
+    version: str = Field(min_length=1, max_length=128)
+    """Of the kernel."""
+    release: str = Field(max_length=64)
+    """Of the guest program in the first file system."""
+    image: str = Field(pattern=DIGEST)
+    """The image in whose one layer the files are."""
+    files: list[MachineFile] = Field(min_length=2, max_length=3)
+    protocol_min: int = Field(ge=1)
+    """Of the guest's protocol, as for images."""
     protocol_max: int = Field(ge=1)
 
 
@@ -196,6 +224,16 @@ def read_manifest(content: bytes, digest: str, keys: Mapping[str, Ed25519PublicK
         return ImageManifest.model_validate_json(payload)
     except ValidationError as error:
         raise Refused(Code.IMAGE_CORRUPT, f"manifest {digest} is of a form that this release does not know") from error
+
+
+def read_machine(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> MachineManifest:
+    """What machines boot by, once its signature holds. *Errors*: as `read_manifest`."""
+    envelope, payload = opened(content)
+    signer_of(envelope, payload, MACHINE_FORM, keys)
+    try:
+        return MachineManifest.model_validate_json(payload)
+    except ValidationError as error:
+        raise Refused(Code.IMAGE_CORRUPT, "what machines boot by is of a form that this release does not know") from error
 
 
 def advanced(known: KeySet, chain: KeyChain) -> KeySet:

@@ -1,4 +1,4 @@
-"""Giving hosts what images are made of: `GET /agent/v1/blobs/{digest}`, from any byte on, and signed manifests with the keys that count.
+"""Giving hosts what images are made of: `GET /agent/v1/blobs/{digest}`, from any byte on, and signed documents with the keys that count.
 
 A host may have every blob: which images it needs, its commands say, and a digest says nothing that the host could not ask for by a sandbox.
 What it gets it counts and digests itself, so nothing is checked here. What control has not on its own disk it sends hosts to fetch by a link
@@ -16,6 +16,7 @@ from typing import BinaryIO, Final
 
 from atoll.base.errors import Code, Refused, Unavailable
 from atoll.control import asgi
+from atoll.control.artifacts.machines import Machines
 from atoll.control.artifacts.manifests import Manifests
 from atoll.control.asgi import Scope, Send
 from atoll.images.artifacts import BLOBS, Artifacts, key_of
@@ -36,6 +37,7 @@ class Giving:
     local: Path
     artifacts: Artifacts
     manifests: Manifests
+    machines: Machines
 
     async def blob(self, digest: str, scope: Scope, send: Send) -> None:
         """Answer a blob, or where it is. *Errors*: as `give`; those of Artifacts."""
@@ -63,6 +65,10 @@ class Giving:
     async def manifest(self, digest: str, send: Send) -> None:
         """Answer a signed manifest. *Errors*: Refused INVALID_REQUEST, IMAGE_UNAVAILABLE; those of Artifacts."""
         await asgi.answer(send, 200, await self.manifests.give(digest))
+
+    async def machine(self, architecture: str, send: Send) -> None:
+        """Answer what virtual machines boot by. *Errors*: as `Machines.give`."""
+        await asgi.answer(send, 200, await self.machines.give(architecture))
 
     async def key_chain(self, send: Send) -> None:
         """Answer every key set that there was."""

@@ -1,4 +1,4 @@
-"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,accounts,payloads,blobs,manifests,image-keys,moments}, bare ASGI (wire/agent.py says what each is for).
+"""The agents' routes: /agent/v1/{enroll,identity,poll,observe,accounts,payloads,blobs,manifests,machines,image-keys,moments}, bare ASGI (wire/agent.py says what each is for).
 
 Each host has a rate of its own, in this replica: an agent that spins is told when to come again, and costs others nothing. Who shows no
 valid credential, and who enrols, share one rate each.
@@ -27,6 +27,7 @@ PREFIX: Final = "/agent/v1/"
 LAYERS: Final = "layers/"
 BLOBS: Final = "blobs/"
 MANIFESTS: Final = "manifests/"
+MACHINES: Final = "machines/"
 MOMENTS: Final = "moments/"
 IMAGE_KEYS: Final = "image-keys"
 _DIGITS_MAX: Final = 15
@@ -123,7 +124,7 @@ class Agents:
         await asgi.answer(send, 204, b"")
 
     async def _give(self, scope: Scope, send: Send, call: str) -> None:
-        if call != IMAGE_KEYS and not call.startswith((BLOBS, MANIFESTS)):
+        if call != IMAGE_KEYS and not call.startswith((BLOBS, MANIFESTS, MACHINES)):
             raise Refused(Code.INVALID_REQUEST, "agents' calls are POST")
         await self._host(scope)
         if self._giving is None:
@@ -132,6 +133,8 @@ class Agents:
             await self._giving.blob(call.removeprefix(BLOBS), scope, send)
         elif call.startswith(MANIFESTS):
             await self._giving.manifest(call.removeprefix(MANIFESTS), send)
+        elif call.startswith(MACHINES):
+            await self._giving.machine(call.removeprefix(MACHINES), send)
         else:
             await self._giving.key_chain(send)
 
