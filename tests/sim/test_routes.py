@@ -15,6 +15,7 @@ import pytest
 
 from atoll.control import routes
 from atoll.domain.placement import Observed
+from tests.sim.test_pausing import resting
 from tests.sim.world import EDGE_TOKEN, Agent, World
 
 PREFIX = "/internal/edge/v1"
@@ -114,6 +115,25 @@ async def test_an_answer_that_changed_a_sandbox_says_up_to_where_an_edge_must_ha
         while (line := await stream.line())["type"] != "gone":
             pass
         assert line["revision"] >= at_least
+
+
+@pytest.mark.parametrize("verb", ["pause", "suspend"])
+async def test_an_answer_that_says_it_rests_waits_for_no_word_that_never_comes(world: World, agent: Agent, verb: str) -> None:
+    """Its route is gone when it begins to rest; edges hold the answer until they have heard of the revision in which it does."""
+    agent.script = resting
+    async with following(world) as stream, agent.at_work():
+        await stream.line()
+        sandbox_id = (await world.create(timeoutSeconds=600))["id"]
+        rests = await world.call("POST", f"/v1/sandboxes/{sandbox_id}/{verb}", json={})
+        assert rests.status_code == 200, rests.text
+        said = int(rests.headers["atoll-changed"].split(":")[1])
+        while (line := await stream.line())["type"] != "gone" or line["revision"] < said:
+            pass
+        back = await world.call("POST", f"/v1/sandboxes/{sandbox_id}/resume", json={})
+        said = int(back.headers["atoll-changed"].split(":")[1])
+        while (line := await stream.line())["type"] != "route":
+            pass
+        assert line["route"]["revision"] >= said
 
 
 async def test_what_is_not_ready_has_no_route(world: World, agent: Agent) -> None:

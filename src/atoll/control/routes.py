@@ -81,7 +81,8 @@ class Routes:
             return
         route = self._route(sandbox, placement)
         if route is None:
-            if known is not None:
+            # Also of one that was not reachable before: the answer that says so is held back until edges have heard of its revision.
+            if known is not None or sandbox.revision > self._ended.get(sandbox.id, sandbox.revision):
                 self._gone(sandbox.id, sandbox.revision, reason=sandbox.reason or sandbox.state.value)
         else:
             self._cursor += 1
