@@ -16,7 +16,9 @@ from atoll.testing.conformance.qemu_stand import missing
 from tests.instance.conftest import ROOT, Instance, _instances, until
 
 LOG = logging.getLogger(__name__)
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long]
+slow = pytest.mark.timeout(1800)
+"""On each: what instances usually get is said of each, too."""
 CLASSES = "version: 1\nclasses:\n  default: {isolation: gvisor}\n  machine: {isolation: vm-emulated}\n"
 
 
@@ -55,6 +57,7 @@ def processes(one: Instance) -> list[int]:
     return found
 
 
+@slow
 def test_a_machine_is_made_used_and_removed(machines: Instance) -> None:
     sandbox = machines.create("--class", "machine")
     assert machines.json("sandbox", "get", sandbox, "--json")["isolation"] == "vm-emulated"
@@ -71,6 +74,7 @@ def test_a_machine_is_made_used_and_removed(machines: Instance) -> None:
     assert not processes(machines)
 
 
+@slow
 def test_memory_and_files_outlast_a_suspend_and_the_agents_end(machines: Instance) -> None:
     sandbox = machines.create("--class", "machine")
     machines.exec(sandbox, "sh", "-c", "echo kept >/home/user/kept; echo there >/dev/shm/kept")
@@ -93,6 +97,7 @@ WRITE = "head -c 300000 /dev/urandom >/home/user/all/{0}; head -c 100000 /dev/ur
 READ = "for i in $(seq 0 {0}); do cat /home/user/all/$i /dev/shm/all/$i | md5sum; done"
 
 
+@slow
 def test_twenty_suspends_lose_nothing(machines: Instance) -> None:
     """Written and not synced, on the disk and in memory: what was there before a suspend is there after every later one."""
     sandbox = machines.create("--class", "machine")
@@ -119,6 +124,7 @@ def _kill_agent(one: Instance) -> None:
     until(lambda: one.pid("agent") not in (None, before), within_s=30, what=one.last_words)
 
 
+@slow
 def test_nothing_is_left_of_them(machines: Instance) -> None:
     machines.create("--class", "machine")
     running = processes(machines)
