@@ -1,7 +1,8 @@
 """The baseline of machines: QEMU alone, given what the driver has saved, with all that can be made ahead made ahead.
 
 A bare restore has the same options, because the same code writes them; its network namespace with a device, and its copy of the disk, are ready. Measured
-are QEMU from its start until the guest has been woken, has answered and has run a command. No jail, no control group, no record, no image that is
+are QEMU from its start until the guest has been woken, has answered and has run a command. Its control group is made ahead, too, with the limits that
+the driver's has: on a busy machine a process outside of all groups gets another share of the processors. No jail, no record, no image that is
 looked at.
 """
 
@@ -13,23 +14,23 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code
 from atoll.drivers.machines import line, tap
-from atoll.drivers.machines.config import Accelerator
+from atoll.drivers.machines.config import THREADS_MAX, Accelerator
 from atoll.drivers.machines.runtime import CONFIG, DEVICES, DISK, MEMORY, RUN, SAVED_DISK
 from atoll.drivers.machines.sockets import connect
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.port import Order
 from atoll.drivers.qemu import jail, options, qmp
-from atoll.drivers.qemu.config import QEMU
+from atoll.drivers.qemu.config import OVERHEAD_MIB, QEMU
 from atoll.drivers.qemu.machine import tsc_khz
-from atoll.hostops import loopdisk, namespaces
+from atoll.hostops import cgroups, loopdisk, namespaces
 from atoll.images import kernels
 from bench.product import CannotMeasure
 
@@ -70,7 +71,19 @@ def device(slot: Slot) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def restored(moment: Moment, tap_fd: int) -> Iterator[subprocess.Popen[bytes]]:
+def group(name: str, order: Order, kind: RuntimeKind) -> Iterator[list[Path]]:
+    """A control group as the driver's machines have, made ahead."""
+    layout, spec = cgroups.detect(), order.spec
+    overhead_mib = OVERHEAD_MIB[Accelerator.TCG if kind is RuntimeKind.QEMU_EMULATED else Accelerator.KVM]
+    cgroups.make(layout, name, cgroups.Limits(spec.memory_mib + overhead_mib, spec.cpu_millis, THREADS_MAX))
+    try:
+        yield cgroups.directories(layout, name)
+    finally:
+        cgroups.remove(layout, name)
+
+
+@contextlib.contextmanager
+def restored(moment: Moment, tap_fd: int, groups: Sequence[Path]) -> Iterator[subprocess.Popen[bytes]]:
     """QEMU with what was saved; it goes on, and its users' processes do."""
     state = os.open(moment.directory / DEVICES, os.O_RDONLY)
     try:
@@ -83,6 +96,8 @@ def restored(moment: Moment, tap_fd: int) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         os.close(state)
     try:
+        for directory in groups:
+            (directory / "cgroup.procs").write_text(str(process.pid))
         _wait(moment.directory / RUN, process.pid)
         yield process
     finally:
@@ -116,6 +131,22 @@ def _arguments(moment: Moment, tap_fd: int, state: int) -> list[str]:
         words.append(word)
     at = words.index(FIRMWARE[0])
     return [*words[:at], *words[at + len(FIRMWARE) :]]
+
+
+def parts_kib(pid: int) -> dict[str, int]:
+    """Of a process of QEMU's: the PSS of the guest's memory, and of the code that was translated (the largest mapping that can be run and has no file)."""
+    memory = code = 0
+    fields: list[str] = []
+    for text in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = text.split()
+        if not words[0].endswith(":"):
+            fields = words
+        elif words[0] == "Pss:":
+            if len(fields) > 5 and fields[5].endswith(f"/{MEMORY}"):
+                memory += int(words[1])
+            elif len(fields) == 5 and "x" in fields[1]:
+                code = max(code, int(words[1]))
+    return {"memory": memory, "code": code}
 
 
 def _wait(run: Path, pid: int) -> None:

@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,9 @@ from atoll.hostops import mounts
 from atoll.images.cache import ImageCache
 from atoll.programs.layout import bin_directory, cache_directory
 from bench.findings import Finding
+
+TARGETS: Final = "## Targets"
+TARGET_COLUMNS: Final = ("target", "measured", "allowed", "verdict")
 
 
 def conditions(*, quick: bool) -> dict[str, str]:
@@ -100,26 +104,50 @@ def document(about: Mapping[str, str], findings: Sequence[Finding]) -> str:
         "",
         *_rows(["", ""], [[name, value] for name, value in about.items()]),
         "",
-        "## Targets",
+        TARGETS,
         "",
-        *_rows(
-            ["target", "measured", "allowed", "verdict"],
-            [
-                [verdict.target, verdict.measured, verdict.allowed, "reached" if verdict.reached else "**missed**"]
-                for finding in findings
-                for verdict in finding.verdicts
-            ],
-        ),
+        *_rows(TARGET_COLUMNS, _verdicts(findings)),
     ]
     for finding in findings:
-        lines += ["", f"## {finding.title}", ""]
-        if finding.about:
-            lines += [finding.about, ""]
-        if finding.rows:
-            lines += _rows(finding.columns, finding.rows)
-        for note in finding.notes:
-            lines += ["", note]
+        lines += _section(finding)
     return "\n".join(lines) + "\n"
+
+
+def added(document: str, about: Mapping[str, str], findings: Sequence[Finding]) -> str:
+    """The document with parts that were measured on their own, in place of what it says of them; each says under what conditions."""
+    own = f"Measured on its own: {about['When']}, commit {about['Commit']}, {about['Machine']}, load before {about['Load before']}."
+    head, _, rest = document.partition(f"\n{TARGETS}\n")
+    table, *sections = rest.split("\n## ")
+    titles = [finding.title for finding in findings]
+    sections = [section for section in sections if section.partition("\n")[0] not in titles]
+    targets = {verdict.target for finding in findings for verdict in finding.verdicts}
+    kept = [row for row in table.strip().splitlines() if row.split(" | ")[0].removeprefix("| ") not in targets]
+    kept += _rows(TARGET_COLUMNS, _verdicts(findings))[2:]
+    lines = [head.rstrip("\n"), "", TARGETS, "", *kept]
+    for section in sections:
+        lines += ["", f"## {section}".rstrip("\n")]
+    for finding in findings:
+        lines += [*_section(finding), "", own]
+    return "\n".join(lines) + "\n"
+
+
+def _section(finding: Finding) -> list[str]:
+    lines = ["", f"## {finding.title}", ""]
+    if finding.about:
+        lines += [finding.about, ""]
+    if finding.rows:
+        lines += _rows(finding.columns, finding.rows)
+    for note in finding.notes:
+        lines += ["", note]
+    return lines
+
+
+def _verdicts(findings: Sequence[Finding]) -> list[list[str]]:
+    return [
+        [verdict.target, verdict.measured, verdict.allowed, "reached" if verdict.reached else "**missed**"]
+        for finding in findings
+        for verdict in finding.verdicts
+    ]
 
 
 def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,6 +3,7 @@
     bench/run.py                      everything, about half an hour on two cores
     bench/run.py --quick              fewer rounds: for a look, not for the record
     bench/run.py --only create-runsc  one part or some (may be repeated); the document stays as it is
+    bench/run.py --only NAME --record put these parts into the document, each with its own conditions, and leave all else of it
     bench/run.py --json FILE          also keep every value
     bench/run.py --from FILE          write the document anew from kept values
 
@@ -57,6 +58,8 @@ def main() -> int:
     if options.only is None and not options.quick:
         DOCUMENT.write_text(report.document(conditions, findings))
         console.print(f"written: {DOCUMENT.relative_to(ROOT)}")
+    elif options.record and not options.quick:
+        DOCUMENT.write_text(report.added(DOCUMENT.read_text(), conditions, findings))
     return 0
 
 
@@ -86,6 +89,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=f"parts: {', '.join(part.name for part in PARTS)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--only", action="append", metavar="NAME", help="only parts whose name begins so")
+    parser.add_argument("--record", action="store_true", help="with --only: put these parts into the document, with their own conditions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every value there")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="write the document from kept values")
     chosen = parser.parse_args()

@@ -16,6 +16,7 @@ from atoll.domain.spec import Origin, SaveMode
 from atoll.drivers.machines.config import MKFS
 from atoll.drivers.machines.roots import Roots
 from atoll.drivers.machines.runtime import VM
+from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.saves import SAVED
 from atoll.drivers.port import Order, Power, Seen
@@ -47,7 +48,8 @@ async def measure(world: World) -> Finding:
         about=(
             "The driver alone, without control: a guest of 256 MiB that holds 32 MiB which cannot be compressed. Restored: until it has been initialised and "
             "has run /bin/true. Bare: the same QEMU with the same options and what the driver has saved, its network and its copy of the disk made "
-            "ahead, no jail, no control group. PSS is of each clone of one moment while all of them stand beside each other."
+            "ahead, as is its control group; no jail. PSS is of each clone of one moment while all of them stand beside each other, and each has run a command; "
+            "what a machine has of the memory that it shares with the others, and the code that the emulator has translated, are parts of it."
         ),
     )
     home = Path(tempfile.mkdtemp(prefix="atoll-machines.", dir="/var/tmp"))
@@ -97,9 +99,10 @@ async def _bare(stand: QemuStand, order: Order, directory: Path) -> float:
         kernel = kernels.look_up(cache_directory())
         initrd = kernels.first_files(kernel, stand.config.guest_binary, stand.config.run_dir)
         moment = machines.Moment(directory, order, Roots(MKFS).of(stand.image().directory), kernel, initrd, stand.config.runtime)
-        with machines.device(slot) as tap_fd:
+        name = f"{stand.names.cgroup}/bare"
+        with machines.device(slot) as tap_fd, machines.group(name, order, stand.config.runtime) as groups:
             began = time.perf_counter()
-            with machines.restored(moment, tap_fd):
+            with machines.restored(moment, tap_fd, groups):
                 await (await stand.guest(order, Seen(Power.RUNNING, address=slot.address))).run(TRUE)
                 return time.perf_counter() - began
     finally:
@@ -124,13 +127,20 @@ async def _clones(world: World, stand: QemuStand, finding: Finding) -> None:
     await asyncio.gather(*(one.run(TRUE) for one in guests))
     fork.add((time.perf_counter() - began) / count)
     pss.extend(pss_kib(found.pid or 0) / 1024 for found in seen)
+    parts = {name: Sample() for name in ("memory", "code")}
+    for found in seen:
+        for name, kib in machines.parts_kib(found.pid or 0).items():
+            parts[name].add(kib / 1024)
     for one in (parent, *orders):
         await stand.driver.remove(one.placement_id)
     await stand.driver.drop(snapshot_id)
     finding.rows.append(["snapshot of one that goes on", *keep.cells(), "–", "–"])
     finding.rows.append([f"each of {count} clones at once", *fork.cells(), "–", "–"])
     finding.rows.append(["PSS of a clone (MiB)", *pss.cells(scale=1.0), "–", "–"])
-    for label, sample in (("snapshot", keep), ("clones", fork), ("PSS, MiB", pss)):
+    finding.rows.append(["of that the guest's memory (MiB)", *parts["memory"].cells(scale=1.0), "–", "–"])
+    if kind() is RuntimeKind.QEMU_EMULATED:
+        finding.rows.append(["of that translated code (MiB)", *parts["code"].cells(scale=1.0), "–", "–"])
+    for label, sample in (("snapshot", keep), ("clones", fork), ("PSS, MiB", pss), ("PSS of memory, MiB", parts["memory"])):
         finding.keep(label, sample)
     reached = pss.median <= PSS_MIB_MAX
     finding.verdicts.append(

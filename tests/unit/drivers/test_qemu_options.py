@@ -47,9 +47,11 @@ def test_without_hardware_the_guest_is_told_how_fast_its_clock_counts():
     assert values(options.arguments(shape(Accelerator.KVM)), "-accel") == ["kvm"]
 
 
-def test_a_machine_that_was_saved_differs_by_where_its_state_comes_from_alone():
+def test_a_machine_that_was_saved_differs_by_where_its_state_comes_from_and_boots_nothing():
     fresh, restored = options.arguments(shape()), options.arguments(shape(state=9))
-    assert restored == [*fresh, "-incoming", "fd:9"]
+    at = fresh.index("-kernel")
+    assert fresh[at : at + 6 : 2] == ["-kernel", "-initrd", "-append"]
+    assert restored == [*fresh[:at], *fresh[at + 6 :], "-incoming", "fd:9"]
 
 
 @pytest.mark.parametrize(
