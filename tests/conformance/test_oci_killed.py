@@ -352,6 +352,29 @@ async def test_the_guest_is_killed_while_it_is_saved_or_restored(tmp_path, binar
         await stand.close()
 
 
+async def test_the_runtime_is_killed_while_it_restores(tmp_path, binaries, cache):
+    """What was saved is still there, and the next try brings it back."""
+    scene = Scene(RuntimeKind.RUNSC, tmp_path, binaries, cache)
+    stand = await scene.next_run()
+    try:
+        guest = await stand.guest(scene.order, await stand.driver.start(scene.order))
+        await shell(guest, "head -c 100000000 /dev/urandom >/kept; md5sum </kept >/sum")
+        await stand.driver.save(scene.order, SaveMode.FULL)
+        restoring = asyncio.create_task(stand.driver.restore(scene.order))
+        killed = await asyncio.to_thread(kill_runtime, scene.order.placement_id, "restore")
+        outcome = (await asyncio.gather(restoring, return_exceptions=True))[0]
+        if not killed:
+            pytest.skip("it was too quick to be caught")
+        assert isinstance(outcome, Refused), repr(outcome)
+        assert outcome.code is Code.RESUME_FAILED
+        assert (await stand.driver.inspect(scene.order.placement_id)).power is Power.SAVED
+        guest = await stand.guest(scene.order, await stand.driver.restore(scene.order))
+        assert (await shell(guest, "md5sum </kept | cmp - /sum && echo same")).out == "same\n"
+        await can_be_removed(stand, scene.order)
+    finally:
+        await stand.close()
+
+
 async def test_a_save_that_finds_no_room_leaves_its_guest_as_it_was(tmp_path, binaries, cache):
     scene = Scene(RuntimeKind.RUNSC, tmp_path, binaries, cache)
     stand = await scene.next_run()
