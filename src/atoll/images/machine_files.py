@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -86,12 +87,16 @@ class MachineFiles:
             try:
                 await self._take(content)
             except (AtollError, OSError) as error:
-                code, message = (error.code, error.message) if isinstance(error, AtollError) else (Code.HOST_DISK_FULL, str(error))
-                await self._refused(code, message)
+                await self._refused(*_why(error))
         if not is_told(self.directory):
             return None
         await self._look_again()
         return self.directory
+
+    @property
+    def lacks(self) -> bool:
+        """Whether this host was told what to boot by, and has it not: then `bring` may do better later."""
+        return is_told(self.directory) and not (self.directory / "kernels" / "current").exists()
 
     async def _take(self, content: bytes) -> None:
         """*Errors*: Refused IMAGE_UNTRUSTED, IMAGE_CORRUPT, IMAGE_REFUSED, PROTOCOL_UNSUPPORTED; those of Unpacking; OSError."""
@@ -123,8 +128,7 @@ class MachineFiles:
         except FileNotFoundError:
             return
         except (AtollError, OSError) as error:
-            code = error.code if isinstance(error, AtollError) else Code.IMAGE_CORRUPT
-            await self._refused(code, str(error))
+            await self._refused(*_why(error))
             place.unlink(missing_ok=True)
 
     async def _refused(self, code: Code, message: str) -> None:
@@ -198,6 +202,12 @@ class MachineFiles:
 def is_told(directory: Path) -> bool:
     """Whether this host has been told of such a document: then it boots machines by nothing else."""
     return (directory / _NEWEST).exists() or (directory / REFUSED).exists()
+
+
+def _why(error: AtollError | OSError) -> tuple[Code, str]:
+    if isinstance(error, AtollError):
+        return error.code, error.message
+    return Code.HOST_DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Code.IMAGE_CORRUPT, str(error)
 
 
 def _copy(source: Path, target: Path) -> None:

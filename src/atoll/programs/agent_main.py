@@ -332,8 +332,9 @@ async def run(place: Layout, config: HostConfig) -> int:
     trust = trusting(place, config)
     unpacking = own_images(place, config, trust)
     images = shelf(place, unpacking)
+    files = machine_files(place, config, trust, unpacking)
     if config.machines is not Machines.OFF:
-        await machine_files(place, config, trust, unpacking).bring()
+        await files.bring()
     agent = Agent(
         replace(settings, image_cache=lambda: _told_of(images)),
         who,
@@ -349,7 +350,7 @@ async def run(place: Layout, config: HostConfig) -> int:
         loop.add_signal_handler(number, agent.stop)
     settle_down()
     log.info(events.PROCESS_STARTED, pid=os.getpid(), host_id=who.host_id)
-    following = asyncio.create_task(_follow_keys(trust))
+    following = asyncio.create_task(_follow_keys(trust, files))
     try:
         async with agent_socket.serving(place.agent_socket, agent), image_socket.serving(place.image_socket, images):
             return await agent.run()
@@ -366,12 +367,16 @@ def _told_of(images: Shelf) -> ImageCacheState:
     return ImageCacheState(**asdict(images.sum()))
 
 
-async def _follow_keys(trust: Trust) -> None:
-    """Hear of keys that count no more: an image that only they have signed is refused from then on."""
+async def _follow_keys(trust: Trust, files: MachineFiles) -> None:
+    """Hear of keys that count no more: an image that only they have signed is refused from then on. What machines boot by is asked for again
+    where it could not be had.
+    """
     while True:
         await asyncio.sleep(FOLLOW_KEYS_S)
         try:
             await trust.follow()
+            if files.lacks:
+                await files.bring()
         except AtollError as error:
             log.debug(events.CONTROL_LOST, error=error.message)
 

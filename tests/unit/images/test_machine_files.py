@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import Code, Refused, Unavailable
 from atoll.control.artifacts.machines import Machines, MachineSource
 from atoll.images import kernels, signing
 from atoll.images.artifacts import MACHINES
@@ -109,6 +109,22 @@ async def test_a_host_boots_by_what_is_published_and_asks_for_its_bytes_once(wor
     assert await world.boots_by() == kernel
 
 
+async def test_what_could_not_be_fetched_is_asked_for_again(world: Deployment) -> None:
+    await world.publisher.publish()
+
+    def breaks(_tree: Path) -> None:
+        raise Unavailable(Code.CONTROL_UNAVAILABLE, "cut off")
+
+    world.spoil = breaks
+    assert "CONTROL_UNAVAILABLE: cut off" in (await refused(world)).message
+    files = world.machine_files()
+    assert files.lacks
+    world.spoil = lambda tree: None
+    await files.bring()
+    assert not files.lacks
+    assert kernels.look_up(world.own).version == "6.1.0-1"
+
+
 async def test_where_nothing_is_published_the_hosts_own_set_up_counts(world: Deployment) -> None:
     assert (await world.boots_by()).directory == (world.cache / "kernels" / "6.1.0-1").resolve()
     assert not is_told(world.own)
@@ -173,6 +189,7 @@ async def test_files_that_are_not_what_was_signed_boot_nothing_and_are_told(worl
     world.spoil = spoil
     told = await refused(world)
     assert told.code is Code.IMAGE_UNTRUSTED
+    assert "IMAGE_CORRUPT" in told.message
     assert not list((world.own / "kernels").iterdir()), "nothing half taken stays"
     world.spoil = lambda tree: None
     assert (await world.boots_by()).version == "6.1.0-1"
