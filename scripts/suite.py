@@ -57,7 +57,7 @@ CHECK: Final = (
     _tool("lint", ["ruff", "check"], ["ruff", "format", "--check"]),
     _tool("types", ["mypy"]),
     _tool("imports", ["lint-imports"], ["deptry", "src"], ["vulture"]),
-    _tests("unit", "tests/unit", "tests/property", "tests/wire", "tests/tidy", workers="auto"),
+    _tests("unit", "tests/unit", "tests/property", "tests/wire", "tests/tidy", workers="auto", again=True),
 )
 REST: Final = (
     Suite("go", lambda *_: golang.all_checks()),
