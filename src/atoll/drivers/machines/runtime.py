@@ -82,6 +82,8 @@ class MachineRuntime(ABC):
     captures_running = False
     overhead_mib: int
     """What a machine's program needs besides the guest's memory; its control group lets it have that."""
+    there_s = THERE_S
+    """How long its program may take until it answers."""
     devices: tuple[str, ...] = ()
     """Which devices its program may open besides the usual ones, as control groups have them."""
 
@@ -230,7 +232,7 @@ class MachineRuntime(ABC):
         before = console.stat().st_size if console.exists() else 0
         namespaces.in_fresh_thread(lambda: self._begin_in_thread(launch, cell, restored=restored))
         pid = starting_pid(launch)
-        if pid is None or not self._is_there(launch, pid, timeout_s=THERE_S):
+        if pid is None or not self._is_there(launch, pid, timeout_s=self.there_s):
             raise Refused(Code.START_FAILED, f"{self.binary.name} ended or does not answer: {last_words(console, before)}")
         self._set_going(launch, restored=restored)
         return pid
