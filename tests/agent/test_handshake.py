@@ -17,7 +17,9 @@ from atoll.agent.record import Blueprint, Record
 from atoll.base.errors import Code, Refused
 from atoll.base.secret import Secret
 from atoll.domain.command import Kind
+from atoll.domain.placement import Observed
 from atoll.domain.spec import Isolation, Spec
+from atoll.domain.warmth import OWN_TEAM
 from atoll.wire.agent import InitPayload
 
 SPEC = Spec("default", "tpl_x", "sha256:aa", "base", Isolation.GVISOR, 1000, 128, 256, 64, 300, default_user="joe", default_workdir="/w")
@@ -235,3 +237,62 @@ async def test_a_start_command_that_does_not_get_ready_is_told_with_its_words(st
 async def test_without_a_start_command_nothing_is_waited_for():
     async with Guest(hello={**HELLO, "start": "starting"}) as guest:
         await meet(guest.port)
+
+
+AHEAD = replace(RECORD, team_id=OWN_TEAM)
+CLAIMED = replace(
+    RECORD, team_id="tea_mine", ready=True, observed=Observed.RUNNING, applied_revision=1, desired_revision=2,
+    blueprint=replace(RECORD.blueprint, claimed=True),
+)  # fmt: skip
+
+
+async def hand_over(guests, record, env):
+    async def token():
+        return Secret("t0ken")
+
+    async def init(_hello):
+        return init_of(record, InitPayload(env=env), clock=Clock(), dice=os.urandom)
+
+    return await guests.meet(record, "127.0.0.1", token=token, init=init)
+
+
+async def test_a_guest_made_ahead_is_handed_over_on_the_line_on_which_it_has_proved_itself():
+    async with Guest() as guest:
+        guests = TcpGuests(Clock(), port=guest.port)
+        await hand_over(guests, AHEAD, {})
+        assert (await hand_over(guests, CLAIMED, {"MINE": "1"})).guest_version == "9"
+        assert [r[0] for r in guest.requests] == ["GET /atoll/hello", "POST /atoll/init", "POST /atoll/init"]
+        assert guest.connections == 1
+        given = json.loads(guest.requests[2][2])
+        assert (given["env"], given["revision"]) == ({"MINE": "1"}, 2)
+        # It is somebody's now: nothing is kept open to it.
+        await hand_over(guests, CLAIMED, {"MINE": "1"})
+        assert guest.connections == 2
+        guests.close()
+
+
+async def test_a_line_that_broke_meanwhile_is_made_anew_and_the_guest_is_asked():
+    async with Guest() as guest:
+        guests = TcpGuests(Clock(), port=guest.port)
+        await hand_over(guests, AHEAD, {})
+        for writer in guest.writers:
+            writer.close()
+        await hand_over(guests, CLAIMED, {"MINE": "1"})
+        assert [r[0] for r in guest.requests][2:] == ["GET /atoll/hello", "POST /atoll/init"]
+        guest.hello = {**HELLO, "initialised": True, "init_revision": 2}
+        await hand_over(guests, CLAIMED, {"MINE": "1"})
+        assert [r[0] for r in guest.requests][4:] == ["GET /atoll/hello"], "it has what was sent before"
+        guests.close()
+
+
+async def test_lines_are_kept_to_so_many_guests_and_for_so_long(monkeypatch):
+    monkeypatch.setattr("atoll.agent.handshake.KEPT_MAX", 2)
+    monkeypatch.setattr("atoll.agent.handshake.KEPT_S", 0.2)
+    async with Guest() as guest:
+        guests = TcpGuests(Clock(), port=guest.port)
+        for n in range(4):
+            guest.hello = {**HELLO, "placement_id": f"plc_{n}"}
+            await hand_over(guests, replace(AHEAD, placement_id=f"plc_{n}"), {})
+        assert list(guests._kept) == ["plc_2", "plc_3"]
+        await asyncio.sleep(0.3)
+        assert not guests._kept

@@ -4,7 +4,8 @@ Theory of operation. The guest proves itself by naming sandbox, placement, gener
 the deployment for exactly these. Anything else that answers at the address is GUEST_IDENTITY_MISMATCH at once: waiting would not turn
 it into the right one. What does not answer, or is not up yet, is tried again: each 2 ms at first, because that is what a create's time
 consists of, then more slowly. Init is idempotent, so a lost answer is harmless. A guest that says it is initialised is left as it is; one
-that was made ahead, when it says that its last init is of the revision that handed it over.
+that was made ahead, when it says that its last init is of the revision that handed it over. The line on which such a one has proved itself is
+kept for a while: what is at its other end is still that guest, and what a create brings goes there at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from pydantic import ValidationError
@@ -24,6 +27,7 @@ from atoll.base.errors import Code, Refused
 from atoll.base.ids import Dice
 from atoll.base.secret import Secret
 from atoll.domain.placement import Observed
+from atoll.domain.warmth import OWN_TEAM
 from atoll.wire.agent import InitPayload
 from atoll.wire.guest import GUEST_PORT, Hello, Init, InitFile
 
@@ -39,6 +43,9 @@ ENTROPY_BYTES: Final = 32
 START_PAUSE_FIRST_S: Final = 0.01
 START_PAUSE_MOST_S: Final = 0.25
 DETAIL_MAX: Final = 1000
+KEPT_S: Final = 600.0
+"""A line to a guest that was made ahead, without a word: guests hang up after 640 s (native/internal/guest)."""
+KEPT_MAX: Final = 256
 
 
 class Guests(Protocol):
@@ -67,6 +74,12 @@ class TcpGuests:
     def __init__(self, clock: Clock, *, port: int = GUEST_PORT) -> None:
         self._clock = clock
         self._port = port
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    def close(self) -> None:
+        """Hang up on those whose lines are kept."""
+        for placement_id in list(self._kept):
+            self._hang_up(self._kept[placement_id], placement_id)
 
     async def meet(
         self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[Hello], Awaitable[Init]]
@@ -78,6 +91,8 @@ class TcpGuests:
         try:
             async with asyncio.timeout(ready_s):
                 secret = await token()
+                if (met := await self._on_kept_line(record, address, secret, init)) is not None:
+                    return await self._started(record, address, secret) if waits(record) else met
                 began = self._clock.boot()
                 connect_s, pause_s = CONNECT_FIRST_S, PAUSE_FIRST_S
                 while True:
@@ -131,13 +146,60 @@ class TcpGuests:
 
     async def _once(self, record: Record, address: str, token: Secret, init: Callable[[Hello], Awaitable[Init]], connect_s: float) -> Hello:
         line = await GuestLine.open(address, self._port, within_s=connect_s)
-        with contextlib.closing(line):
+        with contextlib.ExitStack() as closing:
+            closing.callback(line.close)
             status, body = await line.call("GET", "/atoll/hello", token=token, within_s=CALL_S)
             hello = check_hello(record, status, body)
             if lacks_init(record, hello):
-                content = (await init(hello)).model_dump_json().encode()
-                check_init(*await line.call("POST", "/atoll/init", token=token, body=content, within_s=CALL_S))
+                await _give(line, token, await init(hello))
+            if record.team_id == OWN_TEAM:
+                self._keep(record.placement_id, line, address, hello)
+                closing.pop_all()
             return hello
+
+    def _keep(self, placement_id: str, line: GuestLine, address: str, hello: Hello) -> None:
+        if (known := self._kept.get(placement_id)) is not None:
+            self._hang_up(known, placement_id)
+        kept = self._kept[placement_id] = _Kept(line, address, hello)
+        asyncio.get_running_loop().call_later(KEPT_S, self._hang_up, kept, placement_id)
+        while len(self._kept) > KEPT_MAX:
+            oldest = next(iter(self._kept))
+            self._hang_up(self._kept[oldest], oldest)
+
+    def _hang_up(self, kept: _Kept, placement_id: str) -> None:
+        kept.line.close()
+        if self._kept.get(placement_id) is kept:
+            del self._kept[placement_id]
+
+    async def _on_kept_line(self, record: Record, address: str, token: Secret, init: Callable[[Hello], Awaitable[Init]]) -> Hello | None:
+        """Hand over a guest on the line on which it has proved itself to this run. None: there is none, or it broke, and whether anything came
+        is for the guest to say.
+        """
+        kept = self._kept.pop(record.placement_id, None)
+        if kept is None:
+            return None
+        with contextlib.closing(kept.line):
+            if not is_claimed(record) or kept.address != address:
+                return None
+            try:
+                await _give(kept.line, token, await init(kept.hello))
+            except LineBroken:
+                return None
+        return kept.hello
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A line to a guest that is nobody's yet, and what that said."""
+
+    line: GuestLine
+    address: str
+    hello: Hello
+
+
+async def _give(line: GuestLine, token: Secret, init: Init) -> None:
+    """*Errors*: as check_init; LineBroken."""
+    check_init(*await line.call("POST", "/atoll/init", token=token, body=init.model_dump_json().encode(), within_s=CALL_S))
 
 
 def lacks_init(record: Record, hello: Hello) -> bool:
