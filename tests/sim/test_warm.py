@@ -18,6 +18,7 @@ from atoll.domain.warmth import OWN_TEAM
 from atoll.store import warmth
 from atoll.store.tables import EVENTS, SANDBOXES, TEMPLATES
 from atoll.wire import agent as wire
+from tests.sim.test_pausing import post, resting
 from tests.sim.world import BRISK, Agent, Refusal, World, failing, obedient
 
 
@@ -313,3 +314,38 @@ async def test_what_is_lost_waits_for_nobody(world: World, agent: Agent) -> None
         spec = agent.commands[-1].spec
         assert spec is not None
         assert (spec.on_loss, spec.on_lease_expiry) == (OnLoss.REPLACE, OnLeaseExpiry.SUSPEND), "and a create's own is as its class says"
+
+
+@pytest.mark.parametrize("rest", ["pause", "suspend"])
+async def test_a_resume_that_finds_no_room_gets_that_of_a_guest(world: World, agent: Agent, rest: str) -> None:
+    """Where it is: a paused one needs its CPU again, a suspended one all but its disk."""
+    agent.script = resting
+    big = {"cpuMillis": 8000, "memoryMib": 4096, "diskMib": 1024}
+    async with agent.at_work():
+        made = (await world.create(size=big))["id"]
+        assert (await post(world, made, rest)).status_code == 200
+        await keep(world, 7, size={"cpuMillis": 2000, "memoryMib": 256, "diskMib": 512})
+        await until_warm(world, 7)
+        back = await post(world, made, "resume")
+        assert (back.status_code, back.json().get("state")) == (200, "ready"), back.text
+        assert await count_of(world, "WARM_GIVEN_UP") == 3, "no more than it takes"
+
+
+async def test_a_resume_takes_no_guest_s_room_where_that_is_not_enough(world: World, agent: Agent) -> None:
+    agent.script = resting
+    async with agent.at_work():
+        made = (await world.create(size={"cpuMillis": 8000, "memoryMib": 512, "diskMib": 512}))["id"]
+        assert (await post(world, made, "pause")).status_code == 200
+        for cpu_millis in (8000, 2000):
+            await world.create(size={"cpuMillis": cpu_millis, "memoryMib": 512, "diskMib": 512})
+        await keep(world, 2, size={"cpuMillis": 1000, "memoryMib": 512, "diskMib": 512})
+        await until_warm(world, 2)
+        refused = await post(world, made, "resume")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "INSUFFICIENT_CPU"), refused.text
+        assert await count_of(world, "WARM_GIVEN_UP") == 0
+
+
+async def count_of(world: World, reason: str) -> int:
+    given_up = sa.select(sa.func.count()).where(SANDBOXES.c.reason == reason)
+    found: int = await world.store.read(lambda conn: conn.execute(given_up).scalar_one())
+    return found

@@ -243,15 +243,15 @@ class _Making:
         return host_id
 
 
-def give_up(spec: Spec, guests: Iterable[Guest], adverts: Iterable[Advert], *, now: float) -> tuple[str, ...]:
+def give_up(spec: Spec, guests: Iterable[Guest], adverts: Iterable[Advert], *, now: float, need: Vector | None = None) -> tuple[str, ...]:
     """The fewest guests of one host that must go so that a sandbox of this spec finds room there; none where that is not enough, or where
-    what is going already is.
+    what is going already is. `need`: what it takes there, where that is less than all of it.
     """
     by_host: dict[str, list[Guest]] = {}
     for guest in guests:
         if guest.host_id is not None:
             by_host.setdefault(guest.host_id, []).append(guest)
-    need = spec.vector()
+    need = spec.vector() if need is None else need
     found: list[tuple[int, str, tuple[str, ...]]] = []
     for advert in adverts:
         there = by_host.get(advert.host.id, [])

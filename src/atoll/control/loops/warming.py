@@ -125,6 +125,9 @@ class WarmKeeper:
 
     async def _give_up(self, guests: Sequence[Guest]) -> None:
         """What goes for those that have found no room."""
+        if self.warming.pressed:
+            self.warming.pressed = False
+            self._held_until = self.clock.boot() + HELD_S
         short, self.warming.short_of = self.warming.short_of, {}
         if not short:
             return

@@ -27,6 +27,9 @@ WOKEN_S: Final = 300.0
 PATIENCE_S: Final = 55.0
 """Less than any client waits for an answer; what takes longer goes on without it."""
 _LOOK_AGAIN_S: Final = 2.0
+_NO_ROOM: Final = frozenset(
+    {Code.NO_CAPACITY, Code.INSUFFICIENT_CPU, Code.INSUFFICIENT_MEMORY, Code.INSUFFICIENT_DISK, Code.INSUFFICIENT_SLOTS}
+)
 _CALLERS_FAULT: Final = frozenset({Code.NOT_SUPPORTED, Code.GUEST_UNRESPONSIVE})
 
 
@@ -98,10 +101,21 @@ class Resting:
     async def _back(
         self, caller: Caller | None, found: Sandbox, wish: ResumeRequested, act: Act, *, revision: int | None
     ) -> tuple[bool, Sandbox]:
-        """Whether this wish has brought it back, and what it is then. Where it is, or, if the artifact store has it, on any host that fits.
+        """Whether this wish has brought it back, and what it is then. Where it is, or, if the artifact store has it, on any host that fits;
+        in the room of guests that were made ahead, where there is no other.
 
         *Errors*: Unavailable when nobody has room, and then it stays as it is.
         """
+        try:
+            return await self._at_once(caller, found, wish, act, revision=revision)
+        except Unavailable as error:
+            if error.code not in _NO_ROOM or not await self.sandboxes.warming.make_room(await self._settled(caller, found.id)):
+                raise
+        return await self._at_once(caller, found, wish, act, revision=revision)
+
+    async def _at_once(
+        self, caller: Caller | None, found: Sandbox, wish: ResumeRequested, act: Act, *, revision: int | None
+    ) -> tuple[bool, Sandbox]:
         done = await self._one_way_back(caller, found, wish, act, revision=revision)
         after = await self._settled(caller, found.id)
         if done or after.rests_in_store == found.rests_in_store:

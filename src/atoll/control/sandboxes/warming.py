@@ -8,6 +8,7 @@ may be asked.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -24,7 +25,8 @@ from atoll.control.loops.reconcile import Reconciler
 from atoll.control.service import Caller, WarmView
 from atoll.control.sessions.orders import Orders
 from atoll.domain.operations import Act, Action
-from atoll.domain.sandbox import Sandbox, State
+from atoll.domain.placement import Holding, held
+from atoll.domain.sandbox import TERMINAL, Sandbox, State
 from atoll.domain.spec import OnEnd, OnLeaseExpiry, OnLoss, PlacementPolicy, Spec
 from atoll.domain.template import Template
 from atoll.domain.warmth import COUNT_MAX, OWN_CLIENT, OWN_TEAM, WarmPolicy
@@ -32,14 +34,18 @@ from atoll.planning import claiming, resolve, warming
 from atoll.planning.claiming import pool_of
 from atoll.planning.placing import ring
 from atoll.planning.resolve import CreateRequest
+from atoll.planning.stimuli import ReleaseRequested
 from atoll.planning.warming import LIFE_S, Making, Wanted
-from atoll.store import facts, operations, tenancy, warmth
+from atoll.store import facts, operations, sandboxes, tenancy, warmth
 from atoll.store.engine import Store
 from atoll.store.payloads import Sealed
 from atoll.telemetry import metrics as m
 
 Payload = Callable[[str], tuple[Sealed, str]]
 """What the guest of the sandbox of this id gets, sealed, and its digest."""
+ROOM_S: Final = 20.0
+"""So long it is waited for guests to go."""
+LOOK_AGAIN_S: Final = 1.0
 CHOICES: Final = 16
 """Of spread: a host is named anyway."""
 
@@ -62,6 +68,8 @@ class Warming:
     """Of which guests may be there: what is not in it need not be asked for."""
     short_of: dict[str, Spec] = field(default_factory=dict)
     """Sandboxes that have found no room since it was looked last."""
+    pressed: bool = False
+    """Room was taken from guests since it was looked last."""
 
     # Policies.
 
@@ -185,6 +193,46 @@ class Warming:
         if sandbox.claimable is None and self.pools:
             self.short_of[sandbox.id] = sandbox.spec
             self.changed.set()
+
+    async def make_room(self, sandbox: Sandbox) -> bool:
+        """Give guests up so that a sandbox at rest can come back, and wait until they are gone. False: that would not be enough, or takes long."""
+        if not self.pools:
+            return False
+        guests, found = await self.store.read(lambda conn: (warmth.guests(conn), facts.load(conn, sandbox.id)))
+        if found is None:
+            return False
+        spec, need = sandbox.spec, None
+        if found.placement is not None and found.placement.holding is not Holding.NONE:
+            # It comes back where it is, and holds some of what it needs.
+            spec = replace(spec, require_host=found.placement.host_id)
+            need = found.placement.vector - held(found.placement)
+        gone = warming.give_up(spec, guests, list(self.reconciler.directory.adverts()), now=self.clock.now(), need=need)
+        for sandbox_id in gone:
+            await self.reconciler.apply(
+                sandbox_id, ReleaseRequested(str(Code.WARM_GIVEN_UP)), about=lambda known: known.sandbox.team_id == OWN_TEAM
+            )
+        if gone:
+            self.pressed = True
+            self.reconciler.meter.metrics.count(m.WARM_GIVEN_UP, by=len(gone))
+        return bool(gone) and await self._are_gone(gone)
+
+    async def _are_gone(self, sandbox_ids: Sequence[str]) -> bool:
+        until = self.clock.boot() + ROOM_S
+        for sandbox_id in sandbox_ids:
+            with self.reconciler.hub.watch(sandbox_id) as changed:
+                while True:
+                    changed.clear()
+                    now = await self.store.read(lambda conn, sandbox_id=sandbox_id: sandboxes.get(conn, sandbox_id))  # type: ignore[misc]
+                    if now is None or now.state in TERMINAL:
+                        break
+                    left_s = until - self.clock.boot()
+                    if left_s <= 0:
+                        return False
+                    # Another replica's word of it may be lost.
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(min(left_s, LOOK_AGAIN_S)):
+                            await changed.wait()
+        return True
 
     async def claim(
         self, wanted: Sandbox, *, own_env: bool, payload: Payload, admit: Callable[[sa.Connection, Sandbox], None]
