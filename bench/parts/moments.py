@@ -35,7 +35,7 @@ async def measure(world: World) -> Finding:
     finding = Finding(
         name="moments",
         title="What is saved, on its way to the store and back (s)",
-        columns=["", "saved MiB", "stored MiB", "sent MiB", "sent in", "`tar | zstd -1`", "its MiB", "fetched in", "`zstd -d | tar x`"],
+        columns=["", "saved MiB", "stored MiB", "sent MiB", "sent in", "`tar`, `zstd -1`", "its MiB", "fetched in", "`zstd -d`, `tar x`"],
         about=(
             "Checkpoints by runsc of a guest of 512 MiB whose process holds so many MiB that cannot be compressed; *saved* is what the files have "
             "on the disk. Sent: `atoll-io moment upload` into a folder on the same disk, on one processor as an agent has it do, until the manifest "
