@@ -334,7 +334,9 @@ def _guest_ended(world: World, row: Row, _promise: Promise | None, _host: Host |
 
 def _lost(world: World, row: Row, _promise: Promise | None, host: Host | None) -> Why:
     if world.history.taken_back:
-        return None if row["id"] not in world.history.there or _may_be_gone(world, row["id"]) else "it ran when the store was taken back"
+        # It may have come back as another placement since, whose guest has ended.
+        explained = row["placement_id"] in world.history.ended or row["id"] not in world.history.there or _may_be_gone(world, row["id"])
+        return None if explained else "it ran when the store was taken back"
     if row["host_id"] in world.history.fenced or (host is not None and (host.boots > 1 or host.name in world.history.lost_disk)):
         return None
     return "its host was neither fenced nor started anew"
