@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ from tests.hosts.test_images import machine as joined
 from tests.hosts.test_moving import BINARIES
 
 ARCH = os.uname().machine
+RELEASES = itertools.count(10)
 machine = joined
 
 # What the agent does before it opens its drivers, and what they look up then.
@@ -60,6 +62,13 @@ def set_up(cache: Path, version: str) -> None:
     (cache / "kernels" / "current").symlink_to(version)
 
 
+def newer(cache: Path) -> str:
+    """Set up a kernel that is newer than all before, whichever test comes first: an older one is never published."""
+    version = f"6.1.0-{next(RELEASES)}"
+    set_up(cache, version)
+    return version
+
+
 def publish(rig: Rig, cache: Path) -> None:
     """As control does when it starts."""
     layout = rig.replicas[0].layout
@@ -87,23 +96,23 @@ def layer(rig: Rig) -> Path:
 def test_a_machine_boots_by_what_control_has_signed(joining: Rig, machine: Machine, tmp_path: Path) -> None:
     if not (BINARIES / "atoll-guest").exists():
         pytest.skip("needs build/bin/atoll-guest (make build)")
-    set_up(tmp_path, "6.1.0-1")
+    first = newer(tmp_path)
     publish(joining, tmp_path)
     found = bring(machine)
-    assert (found["code"], found["version"]) == (None, "6.1.0-1"), found
+    assert (found["code"], found["version"]) == (None, first), found
     place = Path(found["directory"])
     for name in ("vmlinuz", "vmlinux"):
         assert (place / name).read_bytes() == (tmp_path / "kernels" / "current" / name).read_bytes()
     assert (BINARIES / "atoll-guest").read_bytes() in Path(found["initrd"]).read_bytes()
     # Spoilt, cut, or another's: refused and said, and the machine goes on by what it has believed.
-    for number, spoil in enumerate((_tampered, _truncated, _foreign), start=2):
-        set_up(tmp_path, f"6.1.0-{number}")
+    for spoil in (_tampered, _truncated, _foreign):
+        last = newer(tmp_path)
         publish(joining, tmp_path)
         mend = spoil(joining)
-        assert bring(machine)["version"] == "6.1.0-1"
+        assert bring(machine)["version"] == first
         assert "IMAGE_" in (machine.home / "agent" / "machine" / "refused").read_text()
         mend()
-    assert bring(machine)["version"] == "6.1.0-4", "right again, it is taken"
+    assert bring(machine)["version"] == last, "right again, it is taken"
 
 
 def _tampered(rig: Rig) -> Any:
@@ -130,7 +139,7 @@ def _foreign(rig: Rig) -> Any:
 
 def test_a_machine_that_was_told_what_it_cannot_believe_boots_nothing(joining: Rig, machine: Machine, tmp_path: Path) -> None:
     """Also where its own set-up has fetched a kernel: somebody may want it to boot by that."""
-    set_up(tmp_path, "6.1.0-9")
+    there = newer(tmp_path)
     publish(joining, tmp_path)
     own = machine.home / "agent" / "machine"
     machine.inside("rm", "-rf", str(own))
@@ -140,4 +149,4 @@ def test_a_machine_that_was_told_what_it_cannot_believe_boots_nothing(joining: R
     assert "none of these keys counts" in told["message"]
     assert not (own / "kernels").exists()
     mend()
-    assert bring(machine)["version"] == "6.1.0-9"
+    assert bring(machine)["version"] == there
