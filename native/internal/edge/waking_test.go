@@ -76,7 +76,12 @@ func TestWhatMayNotBeWokenIsNotFound(t *testing.T) {
 	}
 	route.AutoResume, route.Revision = true, route.Revision+1
 	control.put(route)
-	response, body = te.get(t, "/health", g.id, 0)
+	// The edge hears of it by its stream of changes, a moment later.
+	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+		if response, body = te.get(t, "/health", g.id, 0); response.StatusCode != 502 {
+			break
+		}
+	}
 	expect(t, response, body, 503, `{"sandboxId":"`+g.id+`","message":"The sandbox is paused and cannot be resumed now; try again","code":503}`)
 }
 

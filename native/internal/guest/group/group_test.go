@@ -52,7 +52,11 @@ func TestItIsBoundedAndCanBeMadeTwice(t *testing.T) {
 
 func TestFreezingWaitsForTheKernel(t *testing.T) {
 	g, dir := made(t, 0)
-	for state, turn := range map[string]func() error{"1": g.Freeze, "0": g.Thaw} {
+	for _, one := range []struct {
+		state string
+		turn  func() error
+	}{{"1", g.Freeze}, {"0", g.Thaw}} {
+		state, turn := one.state, one.turn
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.events"), []byte("populated 1\nfrozen "+state+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
