@@ -41,14 +41,22 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
     if placement is None or placement.id != account.placement_id or placement.holding is Holding.NONE:
         # Gone on record: its agent is told so with its next poll.
         return None
-    if sandbox.claimable is not None and account.team_id != sandbox.team_id:
-        # Claimed since: it is that team's, and is never made ahead for anybody else.
+    since = sandbox.claimable is not None and account.team_id != sandbox.team_id
+    if since:
+        # It is that team's, and is never made ahead for anybody else.
         sandbox = _claimed_since(sandbox, account, now)
-    if account.desired_revision >= placement.desired_revision:
-        placement = replace(placement, desired_revision=account.desired_revision + 1, desired_reason=_reason(placement, account))
+    carried_out = placement.desired_reason != CLAIMED or placement.applied_revision >= placement.desired_revision
+    accepted = account.desired_revision >= placement.desired_revision
+    handed_over = (account.ready and accepted) or (carried_out and not since)
+    if accepted:
+        # One that has been handed over is not handed over anew: that would undo what is somebody's by now.
+        reason = None if placement.desired_reason == CLAIMED and handed_over else placement.desired_reason
+        placement = replace(placement, desired_revision=account.desired_revision + 1, desired_reason=reason)
     if sandbox.state not in (State.RELEASING, *TERMINAL) and sandbox.end_at is not None:
-        left_s = account.remaining_s if account.remaining_s is not None else float(sandbox.spec.timeout_s)
-        if account.remaining_s is not None and account.end_revision < sandbox.end_revision and sandbox.end_at > now:
+        # Of one that is being handed over its agent knows the end of what was nobody's.
+        known_s = account.remaining_s if handed_over else None
+        left_s = known_s if known_s is not None else float(sandbox.spec.timeout_s)
+        if account.remaining_s is not None and (account.end_revision < sandbox.end_revision or not handed_over) and sandbox.end_at > now:
             left_s = sandbox.end_at - now
         sandbox = replace(sandbox, end_at=now + left_s, end_revision=max(sandbox.end_revision, account.end_revision) + 1)
     if sandbox.state is State.SUSPENDED and (now_stored := _stored(account)) != sandbox.moment:
@@ -69,12 +77,6 @@ def _is_there(sandbox: Sandbox) -> Sandbox:
     return replace(sandbox, moment=None, conditions=sandbox.conditions - {Condition.HOSTS_UNSETTLED})
 
 
-def _reason(placement: Placement, account: Account) -> str | None:
-    """Why it is wanted as it is. One that has been handed over is not handed over anew: that would undo what is somebody's by now."""
-    handed_over = account.ready or placement.applied_revision >= placement.desired_revision
-    return None if placement.desired_reason == CLAIMED and handed_over else placement.desired_reason
-
-
 def _claimed_since(sandbox: Sandbox, account: Account, now: float) -> Sandbox:
     """What it was claimed with is on no record: as of one that was made since the backup."""
     return replace(
@@ -85,6 +87,7 @@ def _claimed_since(sandbox: Sandbox, account: Account, now: float) -> Sandbox:
         claimable=None,
         created_at=now,
         started_at=now,
+        end_at=now + (account.spec or sandbox.spec).timeout_s,
         bootstrap_exposed=True,
     )
 

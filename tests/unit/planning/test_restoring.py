@@ -77,6 +77,19 @@ def test_what_was_handed_over_is_not_handed_over_anew(applied: int, ready: bool,
     assert outcome is not None
     assert outcome.placement is not None
     assert (outcome.placement.desired_revision, outcome.placement.desired_reason) == (3, reason)
+    assert outcome.sandbox.end_at == NOW + (900.0 if reason is CLAIMED else 200.0), "until then its agent enforces an end of nobody's"
+
+
+@pytest.mark.parametrize(("end_at", "expected_s"), [(NOW + 900.0, 900.0), (NOW - 1.0, 300.0)])
+def test_an_agent_that_has_not_heard_of_a_claim_says_nothing_of_its_end(end_at: float, expected_s: float) -> None:
+    """Its guest is ready for nobody, for twelve hours."""
+    of, place = running()
+    of = replace(of, end_at=end_at)
+    claimed = replace(place, desired_revision=2, applied_revision=1, desired_reason=CLAIMED)
+    outcome = caught_up(Facts(of, claimed), account(of, claimed, desired_revision=1, remaining_s=43000.0), now=NOW)
+    assert outcome is not None
+    assert outcome.sandbox.end_at == NOW + expected_s
+    assert outcome.placement is claimed
 
 
 @pytest.mark.parametrize("ready", [True, False])
