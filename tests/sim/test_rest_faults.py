@@ -50,12 +50,18 @@ async def test_control_is_killed_on_the_way(world: World, agent: Agent, verb: st
     assert await world.used(agent.host_id) == ZERO
 
 
-@pytest.mark.parametrize("verb", ["pause", "suspend"])
-async def test_a_delete_does_not_wait_for_a_way_back(world: World, agent: Agent, verb: str) -> None:
+async def at_rest(world: World, agent: Agent, verb: str) -> str:
+    """A sandbox that rests by this verb, on a host whose agent says nothing more."""
     agent.script = resting
     async with agent.at_work():
         sandbox_id = str((await world.create(timeoutSeconds=600))["id"])
         assert (await post(world, sandbox_id, verb)).status_code == 200
+    return sandbox_id
+
+
+@pytest.mark.parametrize("verb", ["pause", "suspend"])
+async def test_a_delete_does_not_wait_for_a_way_back(world: World, agent: Agent, verb: str) -> None:
+    sandbox_id = await at_rest(world, agent, verb)
     waiting = world.spawn(post(world, sandbox_id, "resume"))
     assert (await agent.wanted()).kind is Kind.ENSURE_RUNNING
     assert (await world.call("DELETE", f"/sandboxes/{sandbox_id}")).status_code == 204
@@ -69,10 +75,7 @@ async def test_a_delete_does_not_wait_for_a_way_back(world: World, agent: Agent,
 
 @pytest.mark.parametrize("verb", ["pause", "suspend"])
 async def test_a_host_that_is_lost_with_what_rests_on_it(world: World, agent: Agent, verb: str) -> None:
-    agent.script = resting
-    async with agent.at_work():
-        sandbox_id = str((await world.create(timeoutSeconds=600))["id"])
-        assert (await post(world, sandbox_id, verb)).status_code == 200
+    sandbox_id = await at_rest(world, agent, verb)
     assert (await world.call("POST", f"/v1/hosts/{agent.host_id}/disable", json={"off": True})).status_code == 200
     ended = await world.until(sandbox_id, "failed")
     assert ended["reason"] == Code.PLACEMENT_LOST

@@ -53,12 +53,11 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
         reason = None if placement.desired_reason == CLAIMED and handed_over else placement.desired_reason
         placement = replace(placement, desired_revision=account.desired_revision + 1, desired_reason=reason)
     if sandbox.state not in (State.RELEASING, *TERMINAL) and sandbox.end_at is not None:
-        # Of one that is being handed over its agent knows the end of what was nobody's.
-        known_s = account.remaining_s if handed_over else None
-        left_s = known_s if known_s is not None else float(sandbox.spec.timeout_s)
-        if account.remaining_s is not None and (account.end_revision < sandbox.end_revision or not handed_over) and sandbox.end_at > now:
-            left_s = sandbox.end_at - now
-        sandbox = replace(sandbox, end_at=now + left_s, end_revision=max(sandbox.end_revision, account.end_revision) + 1)
+        sandbox = replace(
+            sandbox,
+            end_at=now + _left_s(sandbox, account, handed_over=handed_over, now=now),
+            end_revision=max(sandbox.end_revision, account.end_revision) + 1,
+        )
     if sandbox.state is State.SUSPENDED and (now_stored := _stored(account)) != sandbox.moment:
         # What is on record is what the store had of an earlier save, or did not have yet.
         sandbox = replace(sandbox, moment=now_stored, deadline_at=now + sandbox.spec.local_s if now_stored is not None else None)
@@ -68,6 +67,15 @@ def caught_up(facts: Facts, account: Account, *, now: float) -> Outcome | None:
     if placement is facts.placement and sandbox is facts.sandbox:
         return None
     return Outcome(sandbox, placement, ())
+
+
+def _left_s(sandbox: Sandbox, account: Account, *, handed_over: bool, now: float) -> float:
+    """How long it lives from now on. Of one that is being handed over its agent knows the end of what was nobody's. *Units*: seconds."""
+    if account.remaining_s is None:
+        return float(sandbox.spec.timeout_s)
+    if sandbox.end_at is not None and sandbox.end_at > now and (account.end_revision < sandbox.end_revision or not handed_over):
+        return sandbox.end_at - now
+    return account.remaining_s if handed_over else float(sandbox.spec.timeout_s)
 
 
 def _is_there(sandbox: Sandbox) -> Sandbox:
