@@ -9,11 +9,12 @@ has exactly it, and lost if not. Absence that was accepted is final.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from atoll.agent.record import Blueprint, Record, exited, seen
 from atoll.base.errors import Code
+from atoll.base.records import replace
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
 from atoll.wire.agent import Command

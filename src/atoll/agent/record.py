@@ -9,12 +9,13 @@ ABSENT absorbs. What is not here: secrets (`vault.py`), and whether a step is un
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from atoll.base.records import replace
 from atoll.domain.command import Kind
 from atoll.domain.moment import Moment
 from atoll.domain.placement import Observed

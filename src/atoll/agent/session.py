@@ -20,7 +20,7 @@ import base64
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,7 @@ from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.ids import Dice
+from atoll.base.records import replace
 from atoll.domain.command import Kind
 from atoll.drivers.port import Change
 from atoll.telemetry import events

@@ -9,13 +9,14 @@ reports it. Only after the last part is the incarnation kept, so that a run that
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from atoll.agent.inventory import UNRECORDED, Quarantine
 from atoll.agent.ledger import Ledger
 from atoll.agent.record import Record, is_claimed
 from atoll.base.clock import Clock
+from atoll.base.records import replace
 from atoll.domain.placement import Observed
 from atoll.telemetry import events
 from atoll.telemetry.log import get_logger

@@ -89,7 +89,8 @@ class Routes:
             self._routes[sandbox.id] = route
             self._changed_at[sandbox.id] = self._cursor
             self._secured[sandbox.id] = sandbox.secured
-            self._tell(Line(type="route", cursor=self._cursor, route=route))
+            if self._followers:
+                self._tell(Line(type="route", cursor=self._cursor, route=route))
 
     def _gone(self, sandbox_id: str, revision: int, *, reason: str) -> None:
         self._cursor += 1
@@ -98,7 +99,8 @@ class Routes:
         self._ended[sandbox_id] = revision
         if len(self._ended) > _ENDED_MAX:
             self._ended.popitem(last=False)
-        self._tell(Line(type="gone", cursor=self._cursor, sandbox_id=sandbox_id, revision=revision, reason=reason))
+        if self._followers:
+            self._tell(Line(type="gone", cursor=self._cursor, sandbox_id=sandbox_id, revision=revision, reason=reason))
 
     @property
     def followers(self) -> int:

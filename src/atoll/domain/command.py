@@ -73,7 +73,9 @@ def command_id(placement_id: str, generation: int, desired_revision: int) -> str
     return f"{placement_id}:{generation}:{desired_revision}"
 
 
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
 def digest(content: Mapping[str, Any]) -> str:
     """SHA-256 (hex) over the canonical JSON of what the command says."""
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(_CANONICAL.encode(content).encode()).hexdigest()

@@ -9,11 +9,12 @@ is fenced: no clock moves it. What is at rest (paused, stopped, saved) needs no 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from atoll.base.ids import HostId, PlacementId, SandboxId
+from atoll.base.records import replace
 from atoll.base.units import ZERO, Vector
 from atoll.domain import machine
 from atoll.domain.command import Kind

@@ -10,11 +10,12 @@ which its start command is ready: a create that fits it begins from it where its
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import TemplateId
+from atoll.base.records import replace
 from atoll.domain.deployment import WorkloadClass
 from atoll.domain.snapshot import Copy, Purpose, Snapshot
 from atoll.domain.spec import Origin, Spec

@@ -13,9 +13,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Final
 
+from atoll.base.records import replace
 from atoll.domain import command as cmd
 from atoll.domain import history as ev
 from atoll.domain import sandbox as sb

@@ -13,10 +13,11 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from atoll.base.records import replace
 from atoll.domain.host import SUSPECT_AFTER_S, Host
 from atoll.domain.spec import Isolation, PlacementPolicy, Spec
 from atoll.planning import placing
@@ -162,7 +163,7 @@ class Fleet:
         """
 
         def offered(one: Isolation) -> bool:
-            traits = self._suitable(replace(spec, isolation=one))
+            traits = self._suitable(spec if one is spec.isolation else replace(spec, isolation=one))
             return any(now < self._entries[host_id].fresh_until for trait in traits for host_id in self._members[trait])
 
         return next((one for one in rungs[:-1] if offered(one)), rungs[-1])

@@ -7,10 +7,11 @@ nothing. Capacity comes back only with absence, as everywhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import Code
+from atoll.base.records import replace
 from atoll.domain import history as ev
 from atoll.domain import snapshot as sn
 from atoll.domain.moment import Moment

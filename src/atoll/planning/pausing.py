@@ -10,10 +10,11 @@ ready again. The placement, and so the generation, stay the same through all of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import Code
+from atoll.base.records import replace
 from atoll.domain import command as cmd
 from atoll.domain import history as ev
 from atoll.domain import placement as pl

@@ -9,10 +9,10 @@ in every state. A clock frees nothing: capacity returns only with `GONE`, which 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from atoll.base.errors import Code
+from atoll.base.records import replace
 from atoll.domain import history as ev
 from atoll.domain import placement as pl
 from atoll.domain import sandbox as sb

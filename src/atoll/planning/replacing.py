@@ -10,10 +10,10 @@ the old placement holds stays held until it is seen gone or fenced (`Sandbox.uns
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from atoll.base.errors import Code
+from atoll.base.records import replace
 from atoll.domain import sandbox as sb
 from atoll.domain.command import Kind
 from atoll.domain.placement import Holding, Observed, Placement

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.base.records import replace
 from atoll.domain.deployment import Deployment, Range, WorkloadClass
 from atoll.domain.spec import Ingress, NetworkSpec, OnEnd, SaveMode, Spec
 from atoll.domain.template import Template

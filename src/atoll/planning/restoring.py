@@ -8,11 +8,12 @@ Nothing is ended here. What does not fit is left to the agent to keep and report
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from atoll.base.errors import Code
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
+from atoll.base.records import replace
 from atoll.domain import history as ev
 from atoll.domain import sandbox as sb
 from atoll.domain.account import Account

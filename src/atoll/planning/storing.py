@@ -10,10 +10,10 @@ newer save. So a host whose resume was late is first asked to save what it has, 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from atoll.base.errors import Code
+from atoll.base.records import replace
 from atoll.domain import command as cmd
 from atoll.domain import history as ev
 from atoll.domain import placement as pl

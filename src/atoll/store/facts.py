@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import sqlalchemy as sa
 
 from atoll.base.errors import Code, Unavailable
+from atoll.base.records import replace
 from atoll.base.units import ZERO, Vector
 from atoll.domain import history
 from atoll.domain.command import command_id
@@ -369,8 +370,7 @@ def rewrite(conn: sa.Connection, before: Sandbox, after: Sandbox) -> Sandbox:
 
 
 def _update(conn: sa.Connection, before: Sandbox, after: Sandbox) -> Sandbox:
-    old, new = rows.sandbox_values(before), rows.sandbox_values(after)
-    changed: dict[str, Any] = {name: value for name, value in new.items() if old[name] != value}
+    changed = rows.sandbox_changes(before, after)
     changed["revision"] = before.revision + 1
     if after.spec is not before.spec:
         changed["spec"] = rows.spec_values(after.spec)

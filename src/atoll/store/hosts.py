@@ -45,6 +45,11 @@ _WANTED_OF: Final = Prepared(
 _MANY: Final = tuple(f"id{number}" for number in range(16))
 """As many at once as an answer has commands; prepared statements have no lists."""
 _PLACEMENTS: Final = Prepared(sa.select(PLACEMENTS).where(PLACEMENTS.c.id.in_([sa.bindparam(name) for name in _MANY])))
+_HELD: Final = Prepared(
+    sa.select(PLACEMENTS.c.id, PLACEMENTS.c.host_id, PLACEMENTS.c.holding, PLACEMENTS.c.desired_revision).where(
+        PLACEMENTS.c.id.in_([sa.bindparam(name) for name in _MANY])
+    )
+)
 _SANDBOXES: Final = Prepared(sa.select(SANDBOXES).where(SANDBOXES.c.id.in_([sa.bindparam(name) for name in _MANY])), unread=["spec"])
 _HOLDINGS: Final = sa.select(PLACEMENTS.c.id, PLACEMENTS.c.holding).where(
     PLACEMENTS.c.id.in_(sa.bindparam("ids", expanding=True)), PLACEMENTS.c.host_id == sa.bindparam("host_id")
@@ -275,11 +280,7 @@ def gone_or_unknown(conn: sa.Connection, host_id: str, placement_ids: Sequence[s
     """Of these ids: which hold nothing any more, with their desired revision, and which this host never had."""
     if not placement_ids:
         return {}, set()
-    columns = (PLACEMENTS.c.id, PLACEMENTS.c.holding, PLACEMENTS.c.desired_revision)
-    found = {
-        row[0]: (row[1], row[2])
-        for row in conn.execute(sa.select(*columns).where(PLACEMENTS.c.id.in_(placement_ids), PLACEMENTS.c.host_id == host_id))
-    }
+    found = {row["id"]: (row["holding"], row["desired_revision"]) for row in _many(conn, _HELD, placement_ids) if row["host_id"] == host_id}
     gone = {p: revision for p, (holding, revision) in found.items() if holding == Holding.NONE.value}
     return gone, {p for p in placement_ids if p not in found}
 

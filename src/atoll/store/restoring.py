@@ -10,7 +10,6 @@ by a command that may not begin it anew.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
 
@@ -18,6 +17,7 @@ import sqlalchemy as sa
 
 from atoll.base.errors import Code, Unavailable
 from atoll.base.ids import Prefix, new_id
+from atoll.base.records import replace
 from atoll.domain import history
 from atoll.domain.account import Account
 from atoll.domain.placement import Holding

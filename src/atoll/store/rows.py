@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import operator
+from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -110,43 +114,48 @@ def moment_values(value: Moment | None) -> Values:
 
 def sandbox_values(value: Sandbox) -> Values:
     """All columns but id, which never changes, spec, which a claim alone does, and revision, which the commit raises."""
-    return {
-        "team_id": value.team_id,
-        "client_id": value.client_id,
-        "state": value.state.value,
-        "generation": value.generation,
-        "created_at": value.created_at,
-        "end_at": value.end_at,
-        "end_revision": value.end_revision,
-        "request_id": value.request_id,
-        "request_digest": value.request_digest,
-        "alias": value.alias,
-        "metadata": dict(value.metadata),
-        "payload_digest": value.payload_digest,
-        "started_at": value.started_at,
-        "released_at": value.released_at,
-        "host_id": value.host_id,
-        "placement_id": value.placement_id,
-        "reason": value.reason,
-        "detail": value.detail[:2000] if value.detail else value.detail,
-        "release_requested_at": value.release_requested_at,
-        "failing": value.failing,
-        "conditions": sorted(value.conditions),
-        "deadline_at": value.deadline_at,
-        "tried_hosts": list(value.tried_hosts),
-        "attempts": value.attempts,
-        "bootstrap_exposed": value.bootstrap_exposed,
-        "secured": value.secured,
-        "waiting_since": value.waiting_since,
-        "unseen": value.unseen,
-        "rested": value.rested.value if value.rested is not None else None,
-        "life_s": value.life_s,
-        "save_mode": value.save_mode.value if value.save_mode is not None else None,
-        "unresponsive": value.unresponsive,
-        **moment_values(value.moment),
-        "saved_on": value.saved_on,
-        "claimable": value.claimable,
-    }
+    values: Values = {}
+    for name, said in zip(_SANDBOX_FIELDS, _SANDBOX_READ(value), strict=True):
+        values.update(_sandbox_columns(name, said))
+    return values
+
+
+def sandbox_changes(before: Sandbox, after: Sandbox) -> Values:
+    """Of those columns the ones that differ."""
+    values: Values = {}
+    for name, old, new in zip(_SANDBOX_FIELDS, _SANDBOX_READ(before), _SANDBOX_READ(after), strict=True):
+        # Most fields are the same object: a record is copied with changes.
+        if old is not new and old != new:
+            values.update(_sandbox_columns(name, new))
+    return values
+
+
+def _sandbox_columns(name: str, said: Any) -> Values:
+    if name == "moment":
+        return moment_values(said)
+    write = _SANDBOX_WRITERS.get(name)
+    return {name: said if write is None else write(said)}
+
+
+def _value(said: Enum | None) -> Any:
+    return said.value if said is not None else None
+
+
+def _cut(said: str | None) -> str | None:
+    return said[:2000] if said else said
+
+
+_SANDBOX_FIELDS: Final = tuple(one.name for one in dataclasses.fields(Sandbox) if one.name not in ("id", "spec", "revision"))
+_SANDBOX_READ: Final = operator.attrgetter(*_SANDBOX_FIELDS)
+_SANDBOX_WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "state": _value,
+    "metadata": dict,
+    "detail": _cut,
+    "conditions": sorted,
+    "tried_hosts": list,
+    "rested": _value,
+    "save_mode": _value,
+}
 
 
 def placement(row: Row) -> Placement:

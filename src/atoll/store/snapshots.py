@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import sqlalchemy as sa
 
 from atoll.base.ids import ClientId, HostId, PlacementId, SandboxId, TeamId
+from atoll.base.records import replace
 from atoll.domain.sandbox import STARTING
 from atoll.domain.snapshot import HELD, TERMINAL, Copy, Purpose, Snapshot, State, held_disk_mib
 from atoll.domain.spec import SaveMode

@@ -8,12 +8,12 @@ claimed, ended or heard of just now.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 import sqlalchemy as sa
 
 from atoll.base.ids import TemplateId
+from atoll.base.records import replace
 from atoll.domain.sandbox import Sandbox, State
 from atoll.domain.warmth import OWN_TEAM, OWN_TEAM_NAME, WarmPolicy
 from atoll.planning.alerting import WarmShort

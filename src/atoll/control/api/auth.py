@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import ipaddress
 from collections.abc import Mapping
 from typing import Final
@@ -42,9 +42,15 @@ def address(scope: Scope, headers: Mapping[bytes, bytes]) -> str | None:
     chain = headers.get(b"x-forwarded-for", b"").decode("latin-1")
     last = chain.rpartition(",")[2].strip()
     peer = scope.get("client")
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(last))
-    return str(peer[0])[:64] if peer else None
+    return (_canonical(last) if last else None) or (str(peer[0])[:64] if peer else None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _canonical(text: str) -> str | None:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return None
 
 
 async def authenticate(service: Service, key: str) -> Caller:

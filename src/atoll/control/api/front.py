@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.base.errors import AtollError, Bug, Code, Refused
 from atoll.base.ids import Dice
+from atoll.base.records import replace
 from atoll.control.api import auth, limits
 from atoll.control.api.errors import e2b_body, e2b_error, row_of, v1_body, v1_error
 from atoll.control.api.exchange import Answer, Call, Handler, Headers, json_answer

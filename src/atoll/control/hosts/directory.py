@@ -7,10 +7,11 @@ shared database every few seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from atoll.base.records import replace
 from atoll.base.units import ZERO, Vector
 from atoll.domain.host import SUSPECT_AFTER_S, Admin, Host
 from atoll.domain.spec import Isolation, Spec
@@ -66,7 +67,8 @@ class Directory:
 
     def on_its_rung(self, spec: Spec, rungs: Sequence[Isolation], *, now: float) -> Spec:
         """The spec with the first of these isolations that there is for such a one."""
-        return replace(spec, isolation=self._fleet.rung(spec, rungs, now=now))
+        isolation = self._fleet.rung(spec, rungs, now=now)
+        return spec if isolation is spec.isolation else replace(spec, isolation=isolation)
 
     def shortage(self, spec: Spec, *, now: float) -> Shortage:
         """Why no host fits; at most a second old."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Unavailable
 from atoll.base.ids import Dice, HostId, PlacementId, Prefix, new_id
+from atoll.base.records import replace
 from atoll.base.units import Vector
 from atoll.control.hosts.directory import Directory
 from atoll.control.metering import Meter
@@ -78,6 +79,11 @@ class Reconciler:
     doubtful: set[str] = field(default_factory=set)
     """Sandboxes of which a change may be on disk that nobody here has heard of (`loops/doubts.py`)."""
     doubts: asyncio.Event = field(default_factory=asyncio.Event)
+    shared: bool = field(init=False)
+    """Whether other processes write to the store, too."""
+
+    def __post_init__(self) -> None:
+        self.shared = isinstance(self.store, Shared)
 
     def event_id(self) -> str:
         """A fresh id of an event."""
@@ -241,7 +247,7 @@ class Reconciler:
         None when nothing was placed yet, which `settle` makes good. *Errors*: those of `work`, and then nothing was committed.
         """
         placing_it = self._placing(sandbox, await self._sought(sandbox))
-        if isinstance(self.store, Shared):
+        if self.shared:
             # One transaction: beside each other, the second would look for what the first has not committed.
             def both(conn: sa.Connection) -> tuple[facts.Committed | None, Used]:
                 work(conn)

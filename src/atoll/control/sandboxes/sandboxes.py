@@ -12,7 +12,7 @@ import binascii
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, SandboxId, is_id, new_id
+from atoll.base.records import replace
 from atoll.control.artifacts.manifests import Manifests
 from atoll.control.artifacts.templates import Templates
 from atoll.control.configuration import Configuration

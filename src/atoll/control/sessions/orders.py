@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from typing import Any, Final
 
 from atoll.base.clock import Clock
 from atoll.base.errors import Code, Refused
+from atoll.base.records import replace
 from atoll.control.tokens import Tokens
 from atoll.domain.command import Kind, command_id, digest
 from atoll.domain.placement import Placement

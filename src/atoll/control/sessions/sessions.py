@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import sqlalchemy as sa
@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.base.ids import EpochId
+from atoll.base.records import replace
 from atoll.control import commits
 from atoll.control.artifacts.image_caches import ImageCaches
 from atoll.control.hosts.directory import Directory
