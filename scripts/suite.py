@@ -16,9 +16,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -32,21 +33,35 @@ REPOSITORY: Final = Path(__file__).resolve().parents[1]
 REPORTS: Final = REPOSITORY / "build" / "reports"
 
 
+class Lane(Enum):
+    """Suites of one lane run one after the other; the lanes run beside each other. What is said in another than the first comes at the end."""
+
+    FIRST = "first"
+    WAITING = "waiting"
+    """They wait (for kills, restores, clocks) more than they compute."""
+    PATIENT = "patient"
+    """They compute and wait for nobody: they take what the others leave of the processors."""
+
+
 @dataclass(frozen=True)
 class Suite:
     """A part of the whole with a name; `run` is told whether the full matrices are wanted, and where to say what it says."""
 
     name: str
     run: Callable[[bool, Path | None], Counts]
-    patient: bool = False
-    """It computes and waits for nobody: among others it takes what they leave of the processors, and what it says comes at the end."""
+    lane: Lane = Lane.FIRST
+    again: Callable[[bool, Counts], Counts] | None = None
+    """Run the few that failed once more, when no other suite runs."""
 
 
-def _tests(name: str, *directories: str, workers: str = "0", again: bool = False, patient: bool = False) -> Suite:
+def _tests(name: str, *directories: str, workers: str = "0", again: bool = False, lane: Lane = Lane.FIRST) -> Suite:
     def run(full: bool, log: Path | None) -> Counts:  # noqa: FBT001 - the two answers of _run
-        return python.tests(name, directories, workers=workers, full=full, again=again, log=log)
+        return python.tests(name, directories, workers=workers, full=full, log=log, patient=log is not None and lane is Lane.PATIENT)
 
-    return Suite(name, run, patient)
+    def once_more(full: bool, first: Counts) -> Counts:  # noqa: FBT001 - as run
+        return python.again(name, directories, first, full=full)
+
+    return Suite(name, run, lane, once_more if again else None)
 
 
 def _tool(name: str, *commands: Sequence[str]) -> Suite:
@@ -60,16 +75,16 @@ CHECK: Final = (
     _tests("unit", "tests/unit", "tests/property", "tests/wire", "tests/tidy", workers="auto", again=True),
 )
 REST: Final = (
+    # In virtual time, so that it may be slow.
+    _tests("sim", "tests/sim", workers="auto", again=True, lane=Lane.PATIENT),
+    # Real runtimes: two at a time, as there is something to measure; kills and restores wait more than they compute.
+    _tests("conformance", "tests/conformance", workers="2", again=True, lane=Lane.WAITING),
+    # Each worker has an instance of its own.
+    _tests("e2e", "tests/e2e", workers="2", again=True, lane=Lane.WAITING),
+    _tests("templates", "tests/templates", again=True, lane=Lane.WAITING),
     Suite("go", lambda *_: golang.all_checks()),
     _tests("store", "tests/store", "tests/objects", workers="auto", again=True),
     _tests("agent", "tests/agent", workers="auto", again=True),
-    # In virtual time, so that it may be slow.
-    _tests("sim", "tests/sim", workers="auto", again=True, patient=True),
-    # Real runtimes: two at a time, as there is something to measure; kills and restores wait more than they compute.
-    _tests("conformance", "tests/conformance", workers="2", again=True),
-    # Each worker has an instance of its own.
-    _tests("e2e", "tests/e2e", workers="2", again=True),
-    _tests("templates", "tests/templates", again=True),
     # Each file has instances, or machines, of its own, and waits more than it computes.
     _tests("instance", "tests/hosts", "tests/instance", workers="4", again=True),
     _tests("regressions", "tests/regressions"),
@@ -98,18 +113,27 @@ def main() -> int:
 def _run(suites: Sequence[Suite], *, full: bool) -> int:
     os.chdir(REPOSITORY)
     REPORTS.mkdir(parents=True, exist_ok=True)
+    # What has the machine for itself is not told into a file.
+    aside = [suite for suite in suites if suite.lane is not Lane.FIRST] if len({suite.lane for suite in suites}) > 1 else []
+    logs = {suite.name: REPORTS / f"{suite.name}.log" for suite in aside}
     done: dict[str, tuple[float, Counts]] = {}
-    logs = {suite.name: REPORTS / f"{suite.name}.log" for suite in suites if suite.patient and len(suites) > 1}
-    with ThreadPoolExecutor(1) as one:
-        aside = {suite.name: one.submit(_timed, suite, logs[suite.name], full=full) for suite in suites if suite.name in logs}
+    with ThreadPoolExecutor(len(Lane)) as pool:
+        lanes = [
+            pool.submit(_lane, [suite for suite in aside if suite.lane is lane], logs, full=full) for lane in (Lane.WAITING, Lane.PATIENT)
+        ]
         for suite in suites:
-            if suite.name not in aside:
+            if suite not in aside:
                 print(f"\n=== {suite.name}", flush=True)
                 done[suite.name] = _timed(suite, None, full=full)
-        for name, running in aside.items():
-            print(f"\n=== {name}, beside the others", flush=True)
-            done[name] = running.result()
-            print(logs[name].read_text(errors="replace"), flush=True)
+        for lane in lanes:
+            for name, ended in lane.result().items():
+                print(f"\n=== {name}, beside the others\n{logs[name].read_text(errors='replace')}", flush=True)
+                done[name] = ended
+    for suite in suites:
+        took, counts = done[suite.name]
+        if counts.failed and suite.again is not None:
+            print(f"\n=== {suite.name}", flush=True)
+            done[suite.name] = (took, suite.again(full, counts))
     whole = sum((counts for _, counts in done.values()), Counts())
     lines = [f"{suite.name:12} {done[suite.name][0]:7.1f} s  {done[suite.name][1]}" for suite in suites]
     print("\n=== summary\n" + "\n".join(lines))
@@ -120,6 +144,10 @@ def _run(suites: Sequence[Suite], *, full: bool) -> int:
     (REPORTS / "summary.txt").write_text(f"{whole}\n")
     print(whole, flush=True)
     return 1 if whole.failed else 0
+
+
+def _lane(suites: Sequence[Suite], logs: Mapping[str, Path], *, full: bool) -> dict[str, tuple[float, Counts]]:
+    return {suite.name: _timed(suite, logs[suite.name], full=full) for suite in suites}
 
 
 def _timed(suite: Suite, log: Path | None, *, full: bool) -> tuple[float, Counts]:

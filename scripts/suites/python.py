@@ -41,59 +41,76 @@ def tools(commands: Sequence[Sequence[str]]) -> Counts:
     return Counts(failed=len(failed), names=tuple(failed))
 
 
-def tests(name: str, directories: Sequence[str], *, workers: str, full: bool, again: bool, log: Path | None) -> Counts:
+def tests(name: str, directories: Sequence[str], *, workers: str, full: bool, log: Path | None, patient: bool) -> Counts:
     """Run pytest over the directories that hold tests; the counts come from its report, a crash without one is a failure.
 
-    `again`: these tests run against real clocks and programs beside each other; the few that fail are run once more, alone.
-    `log`: they run beside other suites, with what these leave of the processors, and say what they say into this file.
+    `log`: they run beside other suites, and say what they say into this file. `patient`: with what these leave of the processors.
     """
-    present = [directory for directory in directories if any(Path(directory).rglob("test_*.py"))]
+    present = _present(directories)
     for directory in directories:
         if directory not in present:
             print(f"{directory}: no tests there yet", flush=True)
     if not present:
         return Counts()
-    report = Path("build") / "reports" / f"{name}.xml"
+    report = _report(name)
     report.unlink(missing_ok=True)
-    selection = [] if full else ["-m", "not long"]
     # By files, since what a file shares (an instance, a database) takes longer to make than its tests.
-    spread = ["-n", workers, "--dist", "loadfile" if workers.isdecimal() else "load"]
-    command = [str(BIN / "pytest"), *present, *selection, *spread, "-q", f"--junitxml={report}", "--durations=5", "--durations-min=5"]
-    # What failed last is kept there: two suites beside each other would write over it.
-    command += ["-o", f"cache_dir=.pytest_cache/{name}"]
-    if log is not None:
+    options = ["-n", workers, "--dist", "loadfile" if workers.isdecimal() else "load", f"--junitxml={report}"]
+    if patient:
         # Nobody's turn comes early at this priority; what hangs is still ended.
-        command += [f"--timeout={PATIENCE_S}"]
-    matrices = {"ATOLL_TEST_MATRICES": "full" if full else "sampled"}
-    ended = _run(command, environment() | matrices, log)
+        options += [f"--timeout={PATIENCE_S}"]
+    ended = _run([*_pytest(name, present, full=full), *options], environment() | _matrices(full=full), log, patient=patient)
     counts = _read(report) if report.exists() else Counts()
-    if again and ended.returncode == 1 and 0 < counts.failed <= AGAIN_MAX:
-        return _alone(counts, command, report, environment() | matrices, log)
     if ended.returncode not in (0, 1, NO_TESTS_COLLECTED) or (ended.returncode == 1 and counts.failed == 0):
         print(f"pytest ended with status {ended.returncode}", flush=True)
         counts += Counts(failed=1, names=(f"pytest ended with status {ended.returncode}",))
     return counts
 
 
-def _run(command: Sequence[str], env: dict[str, str], log: Path | None) -> subprocess.CompletedProcess[bytes]:
-    if log is None:
-        return subprocess.run(command, check=False, env=env)
-    with log.open("ab") as output:
-        return subprocess.run([*_LAST, *command], check=False, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+def again(name: str, directories: Sequence[str], first: Counts, *, full: bool) -> Counts:
+    """What failed of these tests, once more, one after the other: they run against real clocks and programs.
 
-
-def _alone(first: Counts, command: Sequence[str], report: Path, env: dict[str, str], log: Path | None) -> Counts:
-    """What failed, once more, one after the other. A test that fails twice has failed; one that does not is named as unsteady."""
+    A test that fails twice has failed; one that does not is named as unsteady. More than a few failures are none of the machine's accidents.
+    """
+    if not 0 < first.failed <= AGAIN_MAX or not _report(name).exists():
+        return first
     print(f"{first.failed} failed: once more, alone", flush=True)
-    second = report.with_suffix(".again.xml")
+    second = _report(name).with_suffix(".again.xml")
     second.unlink(missing_ok=True)
     options = [f"--junitxml={second}", "-n", "0", "--last-failed", "--last-failed-no-failures", "none"]
-    _run([*(word for word in command if not word.startswith("--junitxml")), *options], env, log)
+    _run([*_pytest(name, _present(directories), full=full), *options], environment() | _matrices(full=full), None)
     counts = _read(second) if second.exists() else Counts()
     if counts.passed + counts.failed != first.failed:
         return first
     unsteady = tuple(name for name in first.names if name not in counts.names)
     return Counts(first.passed + counts.passed, counts.failed, first.skipped, counts.names, unsteady)
+
+
+def _present(directories: Sequence[str]) -> list[str]:
+    return [directory for directory in directories if any(Path(directory).rglob("test_*.py"))]
+
+
+def _report(name: str) -> Path:
+    return Path("build") / "reports" / f"{name}.xml"
+
+
+def _pytest(name: str, present: Sequence[str], *, full: bool) -> list[str]:
+    selection = [] if full else ["-m", "not long"]
+    command = [str(BIN / "pytest"), *present, *selection, "-q", "--durations=5", "--durations-min=5"]
+    # What failed last is kept there: two suites beside each other would write over it.
+    return [*command, "-o", f"cache_dir=.pytest_cache/{name}"]
+
+
+def _matrices(*, full: bool) -> dict[str, str]:
+    return {"ATOLL_TEST_MATRICES": "full" if full else "sampled"}
+
+
+def _run(command: Sequence[str], env: dict[str, str], log: Path | None, *, patient: bool = False) -> subprocess.CompletedProcess[bytes]:
+    command = [*_LAST, *command] if patient else command
+    if log is None:
+        return subprocess.run(command, check=False, env=env)
+    with log.open("ab") as output:
+        return subprocess.run(command, check=False, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def _read(report: Path) -> Counts:

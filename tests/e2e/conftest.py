@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import pytest
 from e2b import Sandbox
 
 from atoll.programs.layout import BINARIES
+from tests.removal import leave
 
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = ROOT / ".venv" / "bin" / "atoll"
@@ -109,7 +109,7 @@ def _own_instance() -> Iterator[dict[str, str]]:
     finally:
         down = subprocess.run([ATOLL, "down"], env=environment, capture_output=True, text=True, timeout=120, check=False)
         if down.returncode == 0:
-            shutil.rmtree(home, ignore_errors=True)
+            leave(home)
         else:
             print(f"atoll down failed, state is left in {home}:\n{down.stdout}\n{down.stderr}", file=sys.stderr)
 

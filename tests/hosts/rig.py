@@ -30,6 +30,7 @@ import httpx
 from atoll.programs import instance, listening
 from atoll.programs.layout import Layout
 from atoll.programs.users import Account
+from tests.removal import leave
 
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = ROOT / ".venv" / "bin" / "atoll"
@@ -368,7 +369,7 @@ class Rig:
         for link in json.loads(run("ip", "-j", "link").stdout):
             if link["ifname"].startswith(self.mark):
                 run("ip", "link", "delete", link["ifname"], check=False)
-        shutil.rmtree(self.path, ignore_errors=True)
+        leave(self.path)
 
     def _library(self) -> Path:
         library = self.path / "misfortune.so"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from atoll.drivers.oci.saves import SNAPSHOTS
 from atoll.programs import identity
 from atoll.programs.layout import BINARIES, Layout
 from tests.instance.survival import Client
+from tests.removal import leave
 
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = ROOT / ".venv" / "bin" / "atoll"
@@ -140,7 +140,7 @@ def _instances() -> Iterator[Callable[[], Instance]]:
     for one in made:
         done = one.run("down", check=False)
         if done.returncode == 0:
-            shutil.rmtree(one.home)
+            leave(one.home)
         else:
             print(f"atoll down failed, state is left in {one.home}:\n{done.stdout}\n{done.stderr}", file=sys.stderr)
 

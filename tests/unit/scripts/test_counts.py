@@ -3,7 +3,7 @@
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,7 +71,7 @@ def test_pytest_s_report_is_read(tmp_path) -> None:
 
 def test_directories_without_tests_are_named_not_counted(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert python.tests("store", ["tests/store"], workers="0", full=False, again=False, log=None) == Counts()
+    assert python.tests("store", ["tests/store"], workers="0", full=False, log=None, patient=False) == Counts()
     assert "tests/store: no tests there yet" in capsys.readouterr().out
 
 
@@ -87,31 +87,51 @@ def test_a_few_that_fail_are_run_again_and_the_unsteady_are_named(tmp_path, monk
         "def test_unsteady():\n    seen = Path('seen').exists(); Path('seen').touch(); assert seen\n"
         "def test_wrong(): assert False\n"
     )
-    counted = python.tests("some", ["tests"], workers="0", full=False, again=True, log=None)
+    first = python.tests("some", ["tests"], workers="0", full=False, log=None, patient=False)
+    assert (first.passed, first.failed, first.unsteady) == (1, 2, ())
+    counted = python.again("some", ["tests"], first, full=False)
     assert counted == Counts(passed=2, failed=1, names=("tests/test_some::test_wrong",), unsteady=("tests/test_some::test_unsteady",))
 
 
-def test_a_patient_suite_runs_beside_the_others_and_counts(
+def test_lanes_run_beside_each_other_and_what_failed_runs_again_when_all_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other_began = threading.Event()
+    begun = {name: threading.Event() for name in ("patient", "waiting", "other")}
+    ended: list[str] = []
 
-    def patient(full: bool, log: Path | None) -> Counts:
-        assert log is not None
-        log.write_text("said aside")
-        assert other_began.wait(10)
-        return Counts(failed=1, names=("one",))
+    def one(name: str, counts: Counts, *, aside: bool, after: str | None = None) -> Callable[[bool, Path | None], Counts]:
+        def run(full: bool, log: Path | None) -> Counts:
+            assert full
+            assert (log is not None) is aside
+            assert after is None or after in ended
+            if log is not None:
+                log.write_text(f"{name} said aside")
+            if name in begun:
+                begun[name].set()
+                assert all(event.wait(10) for event in begun.values())
+            ended.append(name)
+            return counts
 
-    def other(full: bool, log: Path | None) -> Counts:
-        assert (full, log) == (True, None)
-        other_began.set()
-        return Counts(passed=2)
+        return run
+
+    def again(full: bool, first: Counts) -> Counts:
+        assert full
+        assert len(ended) == 4
+        return Counts(passed=first.failed, unsteady=first.names)
 
     monkeypatch.setattr(suite, "REPORTS", tmp_path)
     monkeypatch.setattr(suite, "REPOSITORY", tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert suite._run([suite.Suite("slow", patient, patient=True), suite.Suite("other", other)], full=True) == 1
+    suites = [
+        suite.Suite("patient", one("patient", Counts(failed=1, names=("one",)), aside=True), suite.Lane.PATIENT),
+        suite.Suite("waiting", one("waiting", Counts(failed=1, names=("two",)), aside=True), suite.Lane.WAITING, again),
+        suite.Suite("second", one("second", Counts(passed=3), aside=True, after="waiting"), suite.Lane.WAITING),
+        suite.Suite("other", one("other", Counts(passed=2), aside=False)),
+    ]
+    assert suite._run(suites, full=True) == 1
     said = capsys.readouterr().out
-    assert said.index("=== other") < said.index("said aside")
-    assert said.rstrip().endswith("2 passed, 1 failed, 0 skipped")
-    assert (tmp_path / "summary.txt").read_text() == "2 passed, 1 failed, 0 skipped\n"
+    assert said.index("=== other") < said.index("waiting said aside") < said.index("second said aside") < said.index("patient said aside")
+    assert "failed: one" in said
+    assert "unsteady, passed when run again alone: two" in said
+    assert said.rstrip().endswith("6 passed, 1 failed, 0 skipped")
+    assert (tmp_path / "summary.txt").read_text() == "6 passed, 1 failed, 0 skipped\n"
