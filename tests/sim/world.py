@@ -25,7 +25,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from atoll.base.ids import Prefix, new_id
 from atoll.base.units import Vector
-from atoll.control.compose import Control, ControlSettings
+from atoll.control.compose import Control
+from atoll.control.settings import ControlSettings
 from atoll.domain.command import Kind
 from atoll.domain.deployment import DEFAULT_CLASSES, Deployment, WorkloadClass
 from atoll.domain.placement import Observed

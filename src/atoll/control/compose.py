@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any, Final
 
 from atoll.base.clock import Clock, ShiftedClock
 from atoll.base.errors import AtollError, Bug, Code
@@ -22,7 +20,7 @@ from atoll.control.api.app import build_app
 from atoll.control.api.settings import ApiSettings
 from atoll.control.artifacts.collecting import Collecting
 from atoll.control.artifacts.giving import Giving
-from atoll.control.artifacts.machines import Machines, MachineSource
+from atoll.control.artifacts.machines import Machines
 from atoll.control.artifacts.manifests import Manifests
 from atoll.control.artifacts.moments import Moments
 from atoll.control.artifacts.rests import Rests
@@ -30,8 +28,7 @@ from atoll.control.artifacts.templates import Templates
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.builds.amazon import Amazon
 from atoll.control.builds.builds import BUILD_S, Builds
-from atoll.control.builds.port import Workshop
-from atoll.control.builds.workshop import Connect, SandboxWorkshop
+from atoll.control.builds.workshop import SandboxWorkshop
 from atoll.control.configuration import Configuration
 from atoll.control.counting import Counted
 from atoll.control.facade import Facade
@@ -55,7 +52,7 @@ from atoll.control.records import Records
 from atoll.control.replicas.hub import Hub
 from atoll.control.replicas.peer_calls import PeerCalls
 from atoll.control.replicas.peers import PREFIX as PEERS
-from atoll.control.replicas.peers import Line, Peers
+from atoll.control.replicas.peers import Peers
 from atoll.control.sandboxes.ends import Ends
 from atoll.control.sandboxes.resting import Resting
 from atoll.control.sandboxes.sandboxes import Sandboxes
@@ -70,9 +67,9 @@ from atoll.control.sessions.consoles import Consoles
 from atoll.control.sessions.holdings import Wants
 from atoll.control.sessions.orders import Orders
 from atoll.control.sessions.sessions import Sessions
+from atoll.control.settings import ControlSettings
 from atoll.control.tokens import Tokens
-from atoll.control.wellknown import Joining, WellKnown
-from atoll.domain.deployment import Deployment
+from atoll.control.wellknown import WellKnown
 from atoll.images.artifacts import Artifacts
 from atoll.store import restoring, schema, tenancy, timeline
 from atoll.store import sandboxes as stored
@@ -84,67 +81,9 @@ from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
 from atoll.telemetry.otlp import Export
 
-if TYPE_CHECKING:
-    from atoll.images.bucket_settings import BucketSettings
-
 LOG = get_logger()
 
 _STAGGER_S_MAX: Final = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class ControlSettings:
-    """What an instance or operator decides. `secrets` is a directory: sealing.key, token.key (base64), guest-ed25519 (PEM), edge.token."""
-
-    database: Path
-    secrets: Path
-    artifacts: Path
-    """Folder of ready images: `<name>/current/manifest.json`."""
-    install_id: str
-    domain: str
-    version: str
-    images: Path | None = None
-    """Where blobs of imported images and uploads are kept; None: nothing is imported."""
-    image_program: Path | None = None
-    """`atoll-io`."""
-    machines: MachineSource | None = None
-    """What virtual machines of the deployment are to boot by, as this machine's set-up has it; None: it has nothing to say of that."""
-    bucket: BucketSettings | None = None
-    """Where images and uploads are kept besides; None: in `images` alone."""
-    moments: bool | None = None
-    """Whether hosts send what they save there; None: as soon as another host could go on from it."""
-    registries: Mapping[str, Any] = field(default_factory=dict)
-    """Mirrors, and who is spoken to in clear, as `atoll-io image pull` is told."""
-    inside: Connect | None = None
-    """How builds speak to the inside of their sandboxes; None: nothing is built."""
-    workshop: Workshop | None = None
-    """In place of sandboxes, for tests of builds."""
-    bootstrap: Path | None = None
-    boot_id: str | None = None
-    stepped_s: Callable[[], float] = lambda: 0.0
-    """How far this machine's wall clock was set since `clock` began to go on by itself. *Units*: seconds."""
-    """Of this machine's kernel; None: steps of the wall clock between two processes are not looked for."""
-    deployment: Deployment = field(default_factory=Deployment)
-    """What applies until an operator has applied a document."""
-    address: str = "http://127.0.0.1:0"
-    """Where other replicas reach this process."""
-    line: Line | None = None
-    """How this process reaches other replicas; None: it does not."""
-    machine: str = ""
-    """This machine's name, for people."""
-    auto_activate: bool = True
-    api: bool = True
-    """False: people's APIs are not made, which takes a while; `hot` and `service` are there. For simulations."""
-    records_kept_s: float = 24 * 3600.0
-    """Of sandboxes that have ended, with their events."""
-    joining: Joining = field(default_factory=Joining)
-    audit_kept_s: float = 90 * 86400.0
-    alerts_kept_s: float = 30 * 86400.0
-    """From when they were cleared."""
-    telemetry: Mapping[str, str] = field(default_factory=dict)
-    """OpenTelemetry's environment variables: where to send metrics and traces, if anywhere."""
-    events_kept_s: float = 30 * 86400.0
-    """Of hosts and alerts."""
 
 
 Served = Callable[[Scope, Receive, Send], Awaitable[None]]

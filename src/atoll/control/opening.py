@@ -25,7 +25,7 @@ from atoll.telemetry.log import get_logger
 from atoll.wire.registry import signing_key
 
 if TYPE_CHECKING:
-    from atoll.control.compose import ControlSettings
+    from atoll.control.settings import ControlSettings
 
 LOG = get_logger()
 

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
     from atoll.control.artifacts.machines import MachineSource
     from atoll.control.builds.workshop import Connect, Inside
-    from atoll.control.compose import Control, ControlSettings
+    from atoll.control.compose import Control
     from atoll.control.replicas.peers import Line
+    from atoll.control.settings import ControlSettings
     from atoll.control.wellknown import Joining
     from atoll.programs.secure import App
 
@@ -82,7 +83,7 @@ def settings(
     place: Layout, config: instance.Config, entry: Door, *, stepped_s: Callable[[], float] = lambda: 0.0, line: Line | None = None
 ) -> ControlSettings:
     """What control is told. *Errors*: Refused SETUP_FAILED when a secret is missing or empty."""
-    from atoll.control.compose import ControlSettings
+    from atoll.control.settings import ControlSettings
 
     decided = control_config.load(place)
     for name in instance.SECRETS:

@@ -33,7 +33,8 @@ from atoll.base.errors import AtollError
 from atoll.base.secret import Secret
 from atoll.base.units import Vector
 from atoll.control.bootstrap import DEFAULT_TEAM, register_templates
-from atoll.control.compose import Control, ControlSettings
+from atoll.control.compose import Control
+from atoll.control.settings import ControlSettings
 from atoll.domain.deployment import DEFAULT_CLASSES, Deployment, WorkloadClass
 from atoll.domain.host import LEASE_S
 from atoll.domain.spec import Isolation, OnExit, OnLeaseExpiry, OnLoss
