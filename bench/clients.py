@@ -162,10 +162,15 @@ class Api:
             raise CannotMeasure(f"the import of {name} is {one['state']}: {one.get('message')}")
 
     async def delete_template(self, name: str) -> None:
-        """Have no template of this name."""
-        async with self.session.delete(f"{self.instance.url}/v1/templates/{name}", headers=self._headers) as answer:
-            if answer.status not in (200, 404):
-                raise CannotMeasure(f"template {name} cannot be deleted: {answer.status} {await answer.text()}")
+        """Have no template of this name, once the last sandbox of it, which was ended just now, has gone."""
+        until = asyncio.get_running_loop().time() + GONE_S
+        while True:
+            async with self.session.delete(f"{self.instance.url}/v1/templates/{name}", headers=self._headers) as answer:
+                if answer.status in (200, 404):
+                    return
+                if answer.status != 409 or asyncio.get_running_loop().time() > until:
+                    raise CannotMeasure(f"template {name} cannot be deleted: {answer.status} {await answer.text()}")
+            await asyncio.sleep(0.2)
 
     def through_edge(self, made: Made) -> Inside:
         """The way that clients take."""
