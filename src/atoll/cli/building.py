@@ -56,11 +56,12 @@ def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as
     for note in built.notes if not as_json else ():
         typer.echo(note, err=True)
     brought = secrets.brought(secret or (), ssh or ())
+    secrets.check(built, brought)
     with session() as api:
         asked = api.request_build({"name": name, "cpuCount": cpu, "memoryMB": memory_mib})
         recipe = {**document(api, str(asked["templateID"]), file, built, quiet=as_json), "force": no_cache}
-        if brought:
-            recipe["secrets"] = brought
+        if brought.values:
+            recipe["secrets"] = brought.values
         if username is not None or password_stdin:
             password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
             recipe["fromImageRegistry"] = {"type": "registry", "username": username or "", "password": password}
