@@ -124,6 +124,59 @@ async def test_uploads_are_found_by_every_replica(store: Bucket, clock: Now, tmp
     assert not await one.bring_upload(source)
 
 
+async def test_a_cache_of_builds_is_the_newest_of_all_replicas(store: Bucket, clock: Now, tmp_path: Path) -> None:
+    one, two = (replica(tmp_path / name, store, clock) for name in ("one", "two"))
+    here, there = (each.bench / "uploads" / "tea_1" / "caches" / "abc.tar" for each in (one, two))
+    for path in (here, there):
+        path.parent.mkdir(parents=True)
+    await two.bring_cache(there)
+    assert not there.exists()
+    here.write_bytes(b"first")
+    await one.share_cache(here, folder_bytes_max=100)
+    await two.bring_cache(there)
+    assert there.read_bytes() == b"first"
+    there.write_bytes(b"changed by two")
+    await two.share_cache(there, folder_bytes_max=100)
+    await one.bring_cache(here)
+    assert here.read_bytes() == b"changed by two"
+    # What is the newest is not fetched again.
+    fetched = []
+    store.get = lambda key, target: fetched.append(key)  # type: ignore[method-assign,assignment,func-returns-value]
+    await one.bring_cache(here)
+    await two.bring_cache(there)
+    assert not fetched
+
+
+async def test_caches_in_the_bucket_have_a_limit_and_are_collected(store: Bucket, clock: Now, tmp_path: Path) -> None:
+    one = replica(tmp_path / "one", store, clock)
+    folder = one.bench / "uploads" / "tea_1" / "caches"
+    folder.mkdir(parents=True)
+
+    async def kept() -> set[str]:
+        return {info.key.rpartition("/")[2] async for info in store.list("uploads/tea_1/caches")}
+
+    for name in ("a.tar", "b.tar", "c.tar"):
+        (folder / name).write_bytes(b"x" * 40)
+        await one.share_cache(folder / name, folder_bytes_max=100)
+        # The bucket's times are whole seconds.
+        await asyncio.sleep(1.1)
+    assert await kept() == {"b.tar", "c.tar"}
+    clock.ahead_s = libraries.UPLOADS_KEPT_S + 10
+    await one.collect([])
+    assert await kept() == set()
+
+
+async def test_without_a_bucket_a_cache_is_where_it_is(clock: Now, tmp_path: Path) -> None:
+    one = replica(tmp_path / "one", Folder(tmp_path / "one"), clock)
+    path = one.bench / "uploads" / "tea_1" / "caches" / "abc.tar"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"mine")
+    await one.bring_cache(path)
+    await one.share_cache(path, folder_bytes_max=1)
+    assert path.read_bytes() == b"mine"
+    assert [one.name for one in path.parent.iterdir()] == ["abc.tar"]
+
+
 def envelope(of: str) -> tuple[str, bytes]:
     payload = json.dumps({"image": of}).encode()
     made = manifests.sealed(payload, manifests.IMAGE_FORM, [])

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.base.errors import Code, Refused
+from atoll.base.errors import Code, Refused, Unavailable
 from atoll.control.builds.port import Bench, Ended, Layer, Pulled, Told
 from atoll.control.service import Caller
 from atoll.domain.building import Build, Result
@@ -76,6 +76,10 @@ class Shop:
     losses: int = 0
     """Benches that go while their layer is handed out."""
     lost_by: Code = Code.PLACEMENT_LOST
+    has_bucket: bool = False
+    bucket: dict[str, bytes] = field(default_factory=dict)
+    """Caches of RUNs that control's replicas have in common."""
+    bucket_lost: Unavailable | None = None
     open: int = 0
     most: int = 0
     tidied: int = 0
@@ -128,6 +132,19 @@ class Shop:
 
     async def bring(self, archive: Path) -> bool:
         return archive.is_file()
+
+    async def bring_cache(self, archive: Path) -> None:
+        if self.bucket_lost is not None:
+            raise self.bucket_lost
+        if archive.name in self.bucket:
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            archive.write_bytes(self.bucket[archive.name])
+
+    async def share_cache(self, archive: Path, *, team_bytes_max: int) -> None:
+        if self.bucket_lost is not None:
+            raise self.bucket_lost
+        if self.has_bucket:
+            self.bucket[archive.name] = archive.read_bytes()
 
     def keeping(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.base.errors import Code, Unavailable
 from atoll.control.builds import builder
 from atoll.control.builds import builds as module
 from tests.sim.duo import Duo, duo
@@ -110,3 +111,29 @@ async def test_a_replica_that_goes_away_has_its_build_taken_over_by_the_other(wo
         done = await ended(world, asked)
     assert done["status"] == "ready", done
     assert shop.ran.count("echo once") == 1
+
+
+async def test_a_cache_of_runs_is_every_replicas_where_they_share_a_bucket(world: Duo, shop: Shop) -> None:
+    mount = {"kind": "cache", "id": "pip", "target": "/root/.cache", "owner": "0:0", "mode": "755"}
+
+    async def build(at: int, name: str) -> list[str]:
+        shop.put.clear()
+        with world.through(at):
+            asked = await request(world, f"mine-{name}")
+            await begin(world, asked, run(f"echo {name}", mounts=[mount]))
+            done = await ended(world, asked)
+        assert done["status"] == "ready", done
+        return [str(line) for line in done["logs"]]
+
+    await build(0, "alone")
+    await build(1, "elsewhere")
+    assert not shop.put, "without a bucket each replica has its own"
+    shop.has_bucket = True
+    await build(0, "one")
+    (kept,) = shop.bucket.values()
+    await build(1, "two")
+    assert shop.put == [("/.atoll/copy.tar", kept)], "what the other replica has kept, and not its own older one"
+    shop.bucket_lost = Unavailable(Code.ARTIFACTS_UNAVAILABLE, "the store does not answer")
+    said = await build(1, "three")
+    assert len(shop.put) == 1, "its own stays"
+    assert any("may be an older one: the store does not answer" in line for line in said), said

@@ -150,6 +150,39 @@ class Library:
         if self.shared:
             await self.artifacts.delete(self._upload(path))
 
+    async def bring_cache(self, path: Path) -> None:
+        """Have the newest of a build's cache that any replica has kept on the bench, below its `uploads`; where none has, what is there stays.
+
+        *Errors*: those of Artifacts; then what is there stays, too.
+        """
+        if not self.shared:
+            return
+        known = await self.artifacts.head(self._upload(path))
+        if known is None or await asyncio.to_thread(_is_of, path, known):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        await self.artifacts.get(known.key, path)
+        await asyncio.to_thread(_mark, path, known)
+
+    async def share_cache(self, path: Path, *, folder_bytes_max: int) -> None:
+        """Have what the bench has of a cache be every replica's; of its folder those that came first go where there are too many bytes.
+
+        *Errors*: those of Artifacts.
+        """
+        if not self.shared:
+            return
+        key = self._upload(path)
+        await self.artifacts.put(key, path)
+        if (kept := await self.artifacts.head(key)) is not None:
+            await asyncio.to_thread(_mark, path, kept)
+        found = sorted([info async for info in self.artifacts.list(key.rpartition("/")[0])], key=lambda info: info.changed_at)
+        total = sum(info.size for info in found)
+        for info in found:
+            if total <= folder_bytes_max:
+                break
+            await self.artifacts.delete(info.key)
+            total -= info.size
+
     def _upload(self, path: Path) -> str:
         return f"{UPLOADS}/{path.relative_to(self.bench / UPLOADS)}"
 
@@ -205,6 +238,26 @@ class Library:
 
     def _path(self, digest: str) -> Path:
         return self.bench / key_of(BLOBS, digest)
+
+
+def marks(path: Path) -> Path:
+    """Beside a cache on the bench: which of the store's it is."""
+    return path.with_suffix(".of")
+
+
+def _is_of(path: Path, info: Info) -> bool:
+    try:
+        return path.is_file() and marks(path).read_text() == _said(info)
+    except OSError:
+        return False
+
+
+def _mark(path: Path, info: Info) -> None:
+    marks(path).write_text(_said(info))
+
+
+def _said(info: Info) -> str:
+    return f"{info.size} {info.changed_at}"
 
 
 def _document(content: bytes, digest: str) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 Theory of operation. All of it is put in its place before the command and taken away after it, within its bench, so that none of it is in the
 layer. Secrets and keys come from memory, go to the guest as files, and are nowhere else: not in a record, a log or a command's words. A
 cache is one archive in control's folder for each id of a team: it is put in place before the command, and what the command has left there
-takes its place when that has ended well; of two at once the later one stays. Losing one costs time and nothing else.
+takes its place when that has ended well; of two at once the later one stays. Where replicas of control share a bucket it is there, too, and the
+newest is had from there before it is used. Losing one costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -67,11 +68,20 @@ class Secrets:
         return tuple(sorted({text for text in texts if len(text) >= 6}, key=len, reverse=True))
 
 
+class Shared(Protocol):
+    """What control's replicas have in common. *Errors*: those of `images.artifacts.Artifacts`."""
+
+    async def bring_cache(self, archive: Path) -> None: ...
+
+    async def share_cache(self, archive: Path, *, team_bytes_max: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Caches:
     """A team's, in a folder of their own."""
 
     folder: Path
+    shared: Shared
 
     def path(self, mount: Mount) -> Path:
         """Where the cache of this id is kept."""
@@ -94,6 +104,14 @@ class Caches:
                 break
             one.unlink(missing_ok=True)
             total -= size
+
+    async def bring(self, mount: Mount) -> None:
+        """Have the newest of this id here that any replica has kept. *Errors*: those of Shared."""
+        await self.shared.bring_cache(self.path(mount))
+
+    async def share(self, mount: Mount) -> None:
+        """Have what is here of this id be every replica's. *Errors*: those of Shared."""
+        await self.shared.share_cache(self.path(mount), team_bytes_max=TEAM_BYTES_MAX)
 
     def use(self, mount: Mount) -> Path | None:
         """The archive of this id, which counts as used now; None: there is none yet."""
@@ -129,8 +147,7 @@ class Mounting:
                 case MountKind.SSH:
                     await self._ssh(number, mount)
                 case MountKind.CACHE:
-                    found = await asyncio.to_thread(self.caches.use, mount)
-                    await self._place(number, mount, found, "-p" if found is not None else "")
+                    await self._cache(number, mount)
                 case MountKind.FILES:
                     how = "" if mount.source is None else "-o" if mount.from_stage is None else "-p"
                     await self._place(number, mount, waiting.pop(0) if mount.source is not None else None, how)
@@ -141,6 +158,14 @@ class Mounting:
         arguments = [str(number), mount.target, mount.source or ".", how, mount.owner, mount.mode]
         await self.script(self.bench, scripts.MOUNT, arguments, f"the mount at {mount.target!r}")
         self.placed.append((number, mount))
+
+    async def _cache(self, number: int, mount: Mount) -> None:
+        try:
+            await self.caches.bring(mount)
+        except (AtollError, OSError) as error:
+            self.page.say(f"the cache at {mount.target} may be an older one: {getattr(error, 'message', error)}", level="warn")
+        found = await asyncio.to_thread(self.caches.use, mount)
+        await self._place(number, mount, found, "-p" if found is not None else "")
 
     async def _secret(self, number: int, mount: Mount) -> None:
         value = self.secrets.of(mount)
@@ -194,8 +219,13 @@ class Mounting:
             await asyncio.to_thread(self.caches.keep, path, mount)
         except (AtollError, OSError) as error:
             self.page.say(f"the cache at {mount.target} is not kept: {getattr(error, 'message', error)}", level="warn")
+            return
         finally:
             path.unlink(missing_ok=True)
+        try:
+            await self.caches.share(mount)
+        except (AtollError, OSError) as error:
+            self.page.say(f"the cache at {mount.target} is kept here alone: {getattr(error, 'message', error)}", level="warn")
 
 
 @contextlib.contextmanager

@@ -105,6 +105,14 @@ class Workshop(Protocol):
         """Have what a client has sent here, whoever it was sent to; whether it is there."""
         ...
 
+    async def bring_cache(self, archive: Path) -> None:
+        """Have the newest of a cache that any replica has kept here; what is here stays where there is none. *Errors*: as Library.bring_cache."""
+        ...
+
+    async def share_cache(self, archive: Path, *, team_bytes_max: int) -> None:
+        """Have what is here of a cache be every replica's, within so much a team. *Errors*: as Library.share_cache."""
+        ...
+
     def keeping(self) -> AbstractAsyncContextManager[None]:
         """While this is open nothing of the store is thrown away."""
         ...

@@ -129,7 +129,7 @@ class Steps:
                 await self._script(bench, scripts.MAKE_DIRECTORY, [action.path, action.owner], f"the directory {action.path!r}")
 
     async def _run(self, bench: Bench, action: Run, context: Context, archives: Sequence[Path]) -> None:
-        caches = Caches(self.archive(self.build.team_id, "").parent / "caches")
+        caches = Caches(self.archive(self.build.team_id, "").parent / "caches", self.workshop)
         mounting = Mounting(bench, action, self.page, self._script, self.secrets, caches)
         try:
             await mounting.begin(archives)

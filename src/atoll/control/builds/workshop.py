@@ -160,6 +160,14 @@ class SandboxWorkshop:
         """See Workshop."""
         return await self._library.bring_upload(archive)
 
+    async def bring_cache(self, archive: Path) -> None:
+        """See Workshop."""
+        await self._library.bring_cache(archive)
+
+    async def share_cache(self, archive: Path, *, team_bytes_max: int) -> None:
+        """See Workshop."""
+        await self._library.share_cache(archive, folder_bytes_max=team_bytes_max)
+
     def keeping(self) -> AbstractAsyncContextManager[None]:
         """See Workshop."""
         return self.imports.keeping()
