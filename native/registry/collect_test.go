@@ -251,3 +251,44 @@ func TestNoRoomIsSaid(t *testing.T) {
 		t.Fatalf("too large: %d", large.StatusCode)
 	}
 }
+
+func TestADiskThatGetsFullInAnUploadIsSaid(t *testing.T) {
+	w := newWorld(t, func(config *Config) { config.UploadMax, config.SpareBytes = 1<<30, 1<<20 })
+	stands := w.server.Config.Handler.(*guard)
+	content := strings.Repeat("0123456789abcdef", 3*lookBytes/16)
+	for name, left := range map[string][]int64{
+		"in the body": {1 << 40, 1 << 40, 0},
+		// What the engine could not write, whatever it says of that.
+		"in the engine": {1 << 40, 1 << 40, 1 << 40, 1 << 40, 0},
+	} {
+		begun := w.do("POST", "/v2/team/app/blobs/uploads/", "", nil)
+		looks := 0
+		stands.free = func() (int64, bool) {
+			looks++
+			return left[min(looks, len(left))-1], true
+		}
+		next := stands.next
+		if name == "in the engine" {
+			stands.next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				http.Error(w, "write: no space left on device", http.StatusInternalServerError)
+			})
+		}
+		request, err := http.NewRequestWithContext(t.Context(), "PATCH", w.server.URL+begun.Header.Get("Location"), io.MultiReader(strings.NewReader(content)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		said, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(said.Body)
+		_ = said.Body.Close()
+		if said.StatusCode != http.StatusInsufficientStorage || !strings.Contains(string(body), "disk is full") {
+			t.Fatalf("%s: %d %s", name, said.StatusCode, body)
+		}
+		stands.next = next
+		stands.free = func() (int64, bool) { return 1 << 40, true }
+		w.blob("there is room again " + name)
+	}
+}

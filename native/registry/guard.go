@@ -61,6 +61,8 @@ type guard struct {
 	manifests *manifests
 	shares    *shares
 	uploads   chan struct{}
+	// free is how many bytes the disk has left; whether that is known.
+	free func() (int64, bool)
 	// allowed says whether a request's token permits an action with a repository.
 	allowed func(r *http.Request, repository, action string) bool
 }
@@ -69,6 +71,7 @@ func newGuard(next http.Handler, config Config, kept *manifests, allowed func(*h
 	return &guard{
 		next: next, config: config, names: kept.names, touched: kept.touched, manifests: kept,
 		shares: newShares(kept.names), uploads: make(chan struct{}, config.UploadsMax), allowed: allowed,
+		free: func() (int64, bool) { return freeOf(config.Root) },
 	}
 }
 
@@ -124,7 +127,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			refuse(w, http.StatusInternalServerError, "UNKNOWN", "the registry could not do that")
 			return
 		}
-		body := &measured{ReadCloser: http.MaxBytesReader(w, r.Body, g.config.UploadMax), portion: portion}
+		body := &measured{ReadCloser: http.MaxBytesReader(w, r.Body, g.config.UploadMax), portion: portion, spare: g.spare}
 		r.Body, w = body, &limited{ResponseWriter: w, body: body}
 	}
 	if found := manifestPath.FindStringSubmatch(path); found != nil && r.Method == http.MethodPut {
@@ -181,15 +184,30 @@ func (g *guard) room(w http.ResponseWriter, r *http.Request) bool {
 		refuse(w, http.StatusRequestEntityTooLarge, "SIZE_INVALID", "the upload is larger than this registry takes")
 		return false
 	}
-	var disk syscall.Statfs_t
-	if err := syscall.Statfs(g.config.Root, &disk); err != nil {
-		return true
-	}
-	if int64(disk.Bavail)*disk.Bsize-max(r.ContentLength, 0) < g.config.SpareBytes {
-		refuse(w, http.StatusInsufficientStorage, "UNAVAILABLE", "the registry's disk is full: an operator can collect what nothing refers to (atoll registry gc)")
+	if free, known := g.free(); known && free-max(r.ContentLength, 0) < g.config.SpareBytes {
+		refuseDisk(w)
 		return false
 	}
 	return true
+}
+
+// spare says whether the disk has as much left as it is to have.
+func (g *guard) spare() bool {
+	free, known := g.free()
+	return !known || free >= g.config.SpareBytes
+}
+
+func freeOf(root string) (int64, bool) {
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(root, &disk); err != nil {
+		return 0, false
+	}
+	return int64(disk.Bavail) * disk.Bsize, true
+}
+
+func refuseDisk(w http.ResponseWriter) {
+	w.Header().Del("Content-Length")
+	refuse(w, http.StatusInsufficientStorage, "UNAVAILABLE", "the registry's disk is full: an operator can collect what nothing refers to (atoll registry gc)")
 }
 
 func refuse(w http.ResponseWriter, status int, code, message string) {

@@ -194,14 +194,23 @@ func (n names) noteTeam(repository, team string) error {
 	return os.WriteFile(filepath.Join(folder, team), nil, 0o600)
 }
 
-// errFull ends a body that goes on beyond what its team may keep.
-var errFull = errors.New("the team keeps as much as it may")
+// errFull ends a body that goes on beyond what its team may keep, and errDisk one beyond what the disk may.
+var (
+	errFull = errors.New("the team keeps as much as it may")
+	errDisk = errors.New("the disk is full")
+)
 
-// measured is a body of which no more is taken than its team may keep.
+// lookBytes are how much of a body is taken between two looks at the disk: its length may not have been said, and others write there, too.
+const lookBytes = 8 << 20
+
+// measured is a body of which no more is taken than its team may keep, and the disk has room for.
 type measured struct {
 	io.ReadCloser
-	portion portion
-	full    bool
+	portion  portion
+	spare    func() bool
+	unlooked int64
+	full     bool
+	disk     bool
 }
 
 func (m *measured) Read(into []byte) (int, error) {
@@ -210,10 +219,18 @@ func (m *measured) Read(into []byte) (int, error) {
 		m.full = true
 		return 0, errFull
 	}
+	if m.unlooked += int64(n); m.unlooked >= lookBytes {
+		m.unlooked = 0
+		if !m.spare() {
+			m.disk = true
+			return 0, errDisk
+		}
+	}
 	return n, err
 }
 
-// limited says of a body that was cut why that is; the engine only knows that it broke off.
+// limited says of a body that was cut why that is, and of one that could not be written that the disk is full: the engine only knows
+// that something broke off.
 type limited struct {
 	http.ResponseWriter
 	body *measured
@@ -221,12 +238,16 @@ type limited struct {
 }
 
 func (l *limited) WriteHeader(status int) {
-	if l.body.full && status >= http.StatusBadRequest {
+	switch {
+	case l.body.full && status >= http.StatusBadRequest:
 		l.mute = true
 		refuseShare(l.ResponseWriter)
-		return
+	case l.body.disk && status >= http.StatusBadRequest, status >= http.StatusInternalServerError && !l.body.spare():
+		l.mute = true
+		refuseDisk(l.ResponseWriter)
+	default:
+		l.ResponseWriter.WriteHeader(status)
 	}
-	l.ResponseWriter.WriteHeader(status)
 }
 
 func (l *limited) Write(content []byte) (int, error) {
