@@ -20,6 +20,7 @@ from atoll.agent.session import Exit
 from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
 from atoll.base.secret import Secret
 from atoll.domain.command import Kind, command_id, digest
+from atoll.domain.moment import HEAD_START_WAIT_S
 from atoll.domain.placement import Observed
 from atoll.domain.spec import Isolation, OnLeaseExpiry, Spec
 from atoll.wire.agent import (
@@ -293,6 +294,7 @@ class World:
         self.alarms: list[LoopAlarm] = []
         self.facts = FACTS
         self.inline = True
+        self.head_start_wait_s = HEAD_START_WAIT_S
         self.moments: Callable[[Fuse], MomentStore] | None = None
         """The way to what is saved elsewhere, of a run with this fuse."""
         self.agent: Agent | None = None
@@ -310,6 +312,7 @@ class World:
             disk_reserve_mib=1,
             park_s=5.0,
             upload_after_s=0.0,
+            head_start_wait_s=self.head_start_wait_s,
         )
         run_fuse = self.fuse
         self.agent = Agent(

@@ -89,27 +89,55 @@ async def test_a_head_start_of_another_host_is_fetched_once_and_gone_on_from(wor
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "reason", "said"),
     [
-        (lambda shelf: shelf.moments.update({DIGEST: moment("another")}), "MOMENT_UNSUITABLE: it is another/gvisor/x86_64's"),
-        (lambda shelf: setattr(shelf, "corrupt", True), "MOMENT_CORRUPT: "),
-        (lambda shelf: shelf.errors.append(Refused(Code.MOMENT_UNAVAILABLE, "no packs")), "MOMENT_UNAVAILABLE: no packs"),
-        (lambda shelf: shelf.errors.append(Unavailable(Code.CONTROL_UNAVAILABLE, "no answer")), "CONTROL_UNAVAILABLE: no answer"),
-        (lambda shelf: shelf.errors.append(Refused(Code.HOST_DISK_FULL, "no space")), "HOST_DISK_FULL: no space"),
-        (lambda shelf: shelf.errors.append(OSError("the pipe broke")), "the pipe broke"),
+        (lambda shelf: shelf.moments.update({DIGEST: moment("another")}), Code.MOMENT_UNSUITABLE, "it is another/gvisor/x86_64's"),
+        (lambda shelf: setattr(shelf, "corrupt", True), Code.MOMENT_CORRUPT, ""),
+        (lambda shelf: shelf.errors.append(Refused(Code.MOMENT_UNAVAILABLE, "no packs")), Code.MOMENT_UNAVAILABLE, "no packs"),
+        (
+            lambda shelf: shelf.errors.append(Unavailable(Code.CONTROL_UNAVAILABLE, "no answer")),
+            Code.SNAPSHOT_UNAVAILABLE,
+            "CONTROL_UNAVAILABLE: no answer",
+        ),
+        (lambda shelf: shelf.errors.append(Refused(Code.HOST_DISK_FULL, "no space")), Code.HOST_DISK_FULL, "no space"),
+        (lambda shelf: shelf.errors.append(OSError("the pipe broke")), Code.SNAPSHOT_UNAVAILABLE, "the pipe broke"),
     ],
     ids=["does not fit", "corrupt", "gone", "store away", "disk full", "machine"],
 )
-async def test_one_that_cannot_be_fetched_is_booted_in_the_same_create_and_told(world, shelf, spoil, said):
+async def test_one_that_cannot_be_fetched_is_booted_in_the_same_create_and_told(world, shelf, spoil, reason, said):
     spoil(shelf)
     world.boot()
     world.control.want(A)
     await world.control.until_ready(A)
     seen = world.control.seen(A)
-    assert (world.machine.started[A], seen.reason) == (1, Code.SNAPSHOT_UNAVAILABLE)
+    assert (world.machine.started[A], seen.reason) == (1, reason)
     assert world.machine.things[A].order.spec.origin is None
     assert said in seen.detail
     assert world.machine.kept == set()
+
+
+@pytest.mark.parametrize("origin", [FETCHED, ORIGIN], ids=["in the store", "not named"])
+async def test_one_of_another_kind_of_host_is_told_as_that_and_not_asked_for(world, shelf, origin):
+    """Control names no moment to a host of another kind, which it asks where no other has room."""
+    world.control.spec = replace(SPEC, origin=replace(origin, kind="another/gvisor/x86_64"))
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    seen = world.control.seen(A)
+    assert seen.reason == Code.MOMENT_UNSUITABLE
+    assert seen.detail == "it was saved by another/gvisor/x86_64, and this host goes on from machine/gvisor/x86_64"
+    assert world.machine.things[A].order.spec.origin is None
+    assert shelf.fetched == []
+
+
+async def test_one_that_is_kept_here_is_begun_from_whatever_its_kind_is_called(world, shelf):
+    world.control.spec = replace(SPEC, origin=replace(ORIGIN, kind="another/gvisor/x86_64"))
+    world.machine.kept.add(ORIGIN.snapshot_id)
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    assert world.control.seen(A).reason is None
+    assert world.machine.things[A].order.spec.origin is not None
 
 
 async def test_a_snapshot_that_cannot_be_fetched_is_refused(world, shelf):
@@ -121,8 +149,8 @@ async def test_a_snapshot_that_cannot_be_fetched_is_refused(world, shelf):
     assert world.control.seen(A).reason == Code.MOMENT_CORRUPT
 
 
-async def test_one_that_takes_long_is_waited_for_no_longer_and_there_for_the_next(world, shelf, monkeypatch):
-    monkeypatch.setattr(origins, "FETCH_S", 0.05)
+async def test_one_that_takes_long_is_waited_for_no_longer_and_there_for_the_next(world, shelf):
+    world.head_start_wait_s = 0.05
     shelf.slow = asyncio.Event()
     world.boot()
     world.control.want(A)
@@ -149,7 +177,8 @@ async def test_one_that_failed_is_not_asked_for_again_at_once(world, shelf):
     for placement in (A, B):
         world.control.want(placement)
         await world.control.until_ready(placement)
-        assert "MOMENT_UNAVAILABLE: no packs" in world.control.seen(placement).detail
+        assert world.control.seen(placement).reason == Code.MOMENT_UNAVAILABLE
+        assert world.control.seen(placement).detail.startswith("no packs")
     assert len(shelf.errors) == 1, "it was asked for once"
     shelf.errors.clear()
     world.clock.skipped += origins.AGAIN_S + 1

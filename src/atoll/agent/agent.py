@@ -117,7 +117,7 @@ class Agent:
         quarantine = Quarantine()
         health = Health(self._config, self._drivers, quarantine, self._clock, recalled=ledger.isolations(), remember=ledger.keep_isolations)
         vault = Vault(self._fetch, self._dice)
-        steps = Steps(ledger, self._drivers, self._guests, vault, clock=self._clock, dice=self._dice, parallel=self._config.parallel_max)
+        steps = self._steps(ledger, vault)
         executor = Executor(ledger, steps, self._dice)
         steps.on_failure = health.suspect
         steps.on_last_words = self._last_words.keep
@@ -167,6 +167,12 @@ class Agent:
                     return await self._beside_each_other(executor, deadlines, health, usage, keeping, uploads)
                 finally:
                     await steps.origins.close()
+
+    def _steps(self, ledger: Ledger, vault: Vault) -> Steps:
+        parallel, wait_s = self._config.parallel_max, self._config.head_start_wait_s
+        made = Steps(ledger, self._drivers, self._guests, vault, clock=self._clock, dice=self._dice, parallel=parallel)
+        made.origins.wait_s = wait_s
+        return made
 
     def _joined(self, ledger: Ledger, steps: Steps, keeping: Keeping, health: Health) -> Uploads | None:
         """What sends moments to the store, told by those who save and keep; None: this host has no way to it."""

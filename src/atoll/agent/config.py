@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from atoll.base.errors import Code, Refused
 from atoll.base.secret import Secret
+from atoll.domain.moment import HEAD_START_WAIT_S
 from atoll.wire.agent import POLL_PARK_S_MAX, HostFacts, ImageCacheState
 
 CREDENTIAL_FILE: Final = "credential"
@@ -43,6 +44,8 @@ class AgentConfig:
     """What is said of the host's images; blocks. None: nothing."""
     upload_after_s: float = 2.0
     """How long something has to be saved before it is sent: what is wanted back at once costs nothing."""
+    head_start_wait_s: float = HEAD_START_WAIT_S
+    """How long a create waits for the moment that its start command has been kept in, from when its fetch began."""
     journal_inline: bool = False
     """Write the journal in the event loop's thread; for simulators."""
 

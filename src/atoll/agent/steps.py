@@ -16,7 +16,7 @@ from atoll.agent.backoff import Backoff
 from atoll.agent.handshake import Guests, init_of
 from atoll.agent.lastwords import worth_keeping
 from atoll.agent.ledger import Ledger
-from atoll.agent.origins import Origins, instead
+from atoll.agent.origins import Booted, Origins, instead
 from atoll.agent.record import (
     EndedBy,
     EndRule,
@@ -153,7 +153,7 @@ class Steps(Resting):
         def ready(now: Record) -> Record | None:
             if now.ended_by is not None or now.desired is not Kind.ENSURE_RUNNING:
                 return None
-            why = {"reason": Code.SNAPSHOT_UNAVAILABLE, "detail": booted} if booted is not None else {}
+            why = {"reason": booted.code, "detail": booted.detail} if booted is not None else {}
             fresh = forgotten(now)
             after = seen(fresh, Observed.RUNNING, applied_revision=revision, ready=True, address=address, guest_version=version, **why)
             # In the same commit: whoever hears that it is ready can rely on its end, though control were never heard of again.
@@ -184,7 +184,7 @@ class Steps(Resting):
         payload = await self._vault.payload(record.placement_id, record.blueprint.payload_ref, missing=missing)
         return init_of(record, payload, clock=self._clock, dice=self._dice)
 
-    async def _start(self, record: Record) -> tuple[str, str | None]:
+    async def _start(self, record: Record) -> tuple[str, Booted | None]:
         """Where the guest of this placement listens, started if it is not running; and why it was booted in place of its head start."""
         driver = self._driver(record)
         placement_id = record.placement_id
@@ -205,7 +205,7 @@ class Steps(Resting):
             raise Refused(Code.START_FAILED, "the driver does not say where the guest listens")
         return found.address, booted
 
-    async def _begin(self, record: Record, driver: Driver, order: Order) -> tuple[Seen, str | None]:
+    async def _begin(self, record: Record, driver: Driver, order: Order) -> tuple[Seen, Booted | None]:
         """Its guest, begun from its spec's origin where there is one; where that is a head start that cannot be had, booted, and why."""
         try:
             return await self._begun(record, driver, order), None

@@ -70,6 +70,7 @@ def get_host(
             ("admin state", found.get("admin")),
             ("health", found.get("health")),
             ("isolation", found.get("isolations")),
+            ("goes on from", found.get("goesOnFrom")),
             ("problems", [f"{one['id']} ({one['detail']})" if one["detail"] else one["id"] for one in found.get("conditions") or []]),
             ("sandboxes", found.get("sandboxes")),
             ("capacity", found.get("capacity")),

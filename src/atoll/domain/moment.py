@@ -9,6 +9,11 @@ what nobody needs is collected.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+HEAD_START_WAIT_S: Final = 2.0
+"""How long a create waits for a head start that its host fetches, where the host says nothing else: what takes longer is hardly quicker than a boot.
+*Source*: docs/adr/0036."""
 
 
 @dataclass(frozen=True, slots=True)

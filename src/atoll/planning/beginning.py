@@ -93,7 +93,9 @@ def head_start(spec: Spec, moment: Snapshot) -> Spec | str:
             return f"{name} is {getattr(spec, name)}, and {getattr(moment.spec, name)} where the start command was kept"
     here = moment.host_id if moment.copy is Copy.HERE else None
     prefer = spec.prefer_host if spec.prefer_host is not None else here
-    return replace(spec, origin=Origin(moment.id, moment.mode, or_boot=True), prefer_host=prefer)
+    # Of which kind it is, a host of another is told too: it says that, and not that it has no copy.
+    kind = moment.moment.kind if moment.moment is not None else ""
+    return replace(spec, origin=Origin(moment.id, moment.mode, or_boot=True, kind=kind), prefer_host=prefer)
 
 
 def _shaped(made: Spec, snapshot: Snapshot, *, pinned: bool) -> Spec:

@@ -232,6 +232,7 @@ def agent_config(place: Layout, config: HostConfig) -> AgentConfig:
         facts=read_facts(place.agent),
         agent_version=version("atoll"),
         resolver=(str(bin_directory() / "atoll-io"), "dns", "--user", USER),
+        head_start_wait_s=config.head_start_wait_s,
     )
 
 

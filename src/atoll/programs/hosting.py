@@ -18,12 +18,14 @@ from typing import Any, Final
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Prefix, is_id
 from atoll.domain.inventory import Overcommit
+from atoll.domain.moment import HEAD_START_WAIT_S
 from atoll.programs import instance, subnets
 from atoll.programs.files import make_directory, write_whole
 from atoll.programs.layout import Layout
 from atoll.programs.machines import Machines
 
 SLOTS: Final = 2048
+HEAD_START_WAIT_S_MAX: Final = 60.0
 OVERCOMMIT: Final = Overcommit(cpu=16.0, memory=1.0, disk=8.0)
 """Disks of sandboxes are sparse; what is really free is looked at again when one is made."""
 
@@ -67,6 +69,8 @@ class HostConfig:
     """Who signs control's certificate, where the machine does not know it."""
     driver: DriverName = DriverName.OCI
     machines: Machines = Machines.OFF
+    head_start_wait_s: float = HEAD_START_WAIT_S
+    """How long a create waits for a template's kept start command that is fetched, before it begins it anew."""
     joined: bool = False
     """Over the network: there is no instance around it."""
 
@@ -121,8 +125,16 @@ def _of(place: Layout, raw: Mapping[str, Any]) -> HostConfig:
         authority=None if not authority else place.home / str(authority),
         driver=DriverName(str(raw.get("driver", DriverName.OCI))),
         machines=Machines(str(raw.get("machines", Machines.OFF))),
+        head_start_wait_s=_seconds(raw.get("head_start_wait_s", HEAD_START_WAIT_S)),
         joined=True,
     )
+
+
+def _seconds(value: object) -> float:
+    seconds = float(str(value))
+    if not 0 <= seconds <= HEAD_START_WAIT_S_MAX:
+        raise ValueError(f"head_start_wait_s is between 0 and {HEAD_START_WAIT_S_MAX:g}")
+    return seconds
 
 
 def save(place: Layout, config: HostConfig) -> None:
@@ -149,6 +161,8 @@ def _text(place: Layout, config: HostConfig) -> str:
         f"driver = {json.dumps(config.driver.value)}",
         "# Virtual machines: off, kvm, or emulated (without hardware virtualization, too). May be changed; the agent reads it when it starts.",
         f"machines = {json.dumps(config.machines.value)}",
+        "# How long a create waits for a template's kept start command that has to be fetched, before it begins it anew. As `machines`.",
+        f"head_start_wait_s = {config.head_start_wait_s:g}",
         "# What follows is registered with control. To change it, drain, disable and reset the host, and join again.",
         f"region = {json.dumps(config.region)}",
         f"slots = {config.slots}",

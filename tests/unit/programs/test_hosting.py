@@ -24,6 +24,7 @@ WHOLE = HostConfig(
     overcommit=Overcommit(4.0, 1.5, 2.0),
     slots=99,
     driver=DriverName.FAKE,
+    head_start_wait_s=7.5,
     joined=True,
 )
 

@@ -247,6 +247,7 @@ def host(view: HostView) -> Json:
         "region": one.region,
         "labels": dict(one.labels),
         "isolations": sorted(one.isolations),
+        "goesOnFrom": sorted(one.moments),
         "capacity": amount(one.capacity),
         "used": amount(view.used),
         "sandboxes": view.sandboxes,
