@@ -232,13 +232,14 @@ async def test_what_is_no_pack_or_manifest_is_not_taken(stand: Stand) -> None:
         b"[]",
         b"{",
         b'{"version":1,"packs":[{"sha256":"../x","size":1}]}',
+        b'{"version":3,"packs":[]}',
         b'{"version":1,"packs":[{"sha256":"' + b"0" * 64 + b'","size":0}]}',
     ):
         with pytest.raises(Refused) as told:
             await stand.moments.take(mine, f"sha256:{hashlib.sha256(content).hexdigest()}", content)
         assert told.value.code is Code.MOMENT_CORRUPT
     name = hashlib.sha256(b"pack").hexdigest()
-    content = json.dumps({"version": 1, "packs": [{"sha256": name, "size": 4}]}).encode()
+    content = json.dumps({"version": 2, "packs": [{"sha256": name, "size": 4}]}).encode()
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     with pytest.raises(Refused) as told:
         await stand.moments.take(mine, digest, content)

@@ -146,12 +146,11 @@ func (f *fetch) requireRoom(directory string, spareBytes int64) error {
 	for _, file := range f.manifest.Files {
 		left := file.Size
 		for _, chunk := range file.Chunks {
+			bytes := f.manifest.units(chunk) * f.manifest.unit()
 			if chunk.Zeros == 0 {
-				f.done.Data += min(ChunkBytes, left)
-				left -= ChunkBytes
-				continue
+				f.done.Data += min(bytes, left)
 			}
-			left -= chunk.Zeros * ChunkBytes
+			left -= bytes
 		}
 		f.done.Bytes += file.Size
 	}
@@ -224,8 +223,9 @@ func (f *fetch) runs() [][]wanted {
 	for i, file := range f.manifest.Files {
 		offset := int64(0)
 		for _, chunk := range file.Chunks {
+			bytes := f.manifest.units(chunk) * f.manifest.unit()
 			if chunk.Zeros > 0 {
-				offset += chunk.Zeros * ChunkBytes
+				offset += bytes
 				continue
 			}
 			// Two chunks that are said to be at one place, and are not the same, are both compared with what is there.
@@ -235,8 +235,8 @@ func (f *fetch) runs() [][]wanted {
 				found[at{chunk.Pack, chunk.Offset}] = one
 				order = append(order, one)
 			}
-			one.targets = append(one.targets, target{i, offset, int(min(ChunkBytes, file.Size-offset))})
-			offset += ChunkBytes
+			one.targets = append(one.targets, target{i, offset, int(min(bytes, file.Size-offset))})
+			offset += bytes
 		}
 	}
 	slices.SortStableFunc(order, func(a, b *wanted) int {

@@ -13,7 +13,12 @@ import (
 
 // Sizes and limits. A manifest beyond them is refused.
 const (
-	Version          = 1
+	// Version is what is written. Of the version before, all chunks but a file's last have ChunkBytes, and so have those of nothing.
+	Version    = 2
+	versionOld = 1
+	// PageBytes are what chunks consist of: guests' memory is saved in pages, in an order in which one more moves all that follow.
+	PageBytes = 4 << 10
+	// ChunkBytes are the most that a chunk has.
 	ChunkBytes       = 64 << 10
 	PackBytesMax     = 16 << 20
 	ManifestBytesMax = 64 << 20
@@ -61,12 +66,14 @@ type Pack struct {
 	Size   int64  `json:"size"`
 }
 
-// Chunk is where 64 KiB of a file are: in JSON `["SHA256",pack,offset,length]`. With Zeros, so many chunks of nothing: a number.
+// Chunk is where a part of a file is: in JSON `["SHA256",pack,offset,length,pages]`. With Zeros, so many pages of nothing: a number.
+// A file's last page may be shorter. In the version before there were no pages.
 type Chunk struct {
 	Zeros          int64
 	SHA256         string
 	Pack           int
 	Offset, Length int64
+	Pages          int64
 }
 
 // MarshalJSON has the form above.
@@ -74,10 +81,13 @@ func (c Chunk) MarshalJSON() ([]byte, error) {
 	if c.Zeros > 0 {
 		return strconv.AppendInt(nil, c.Zeros, 10), nil
 	}
-	return fmt.Appendf(nil, `["%s",%d,%d,%d]`, c.SHA256, c.Pack, c.Offset, c.Length), nil
+	if c.Pages == 0 {
+		return fmt.Appendf(nil, `["%s",%d,%d,%d]`, c.SHA256, c.Pack, c.Offset, c.Length), nil
+	}
+	return fmt.Appendf(nil, `["%s",%d,%d,%d,%d]`, c.SHA256, c.Pack, c.Offset, c.Length, c.Pages), nil
 }
 
-var errForm = errors.New("a chunk is a number, or a digest with its pack, offset and length")
+var errForm = errors.New("a chunk is a number, or a digest with its pack, offset, length and pages")
 
 // UnmarshalJSON reads the form above.
 func (c *Chunk) UnmarshalJSON(content []byte) error {
@@ -90,10 +100,10 @@ func (c *Chunk) UnmarshalJSON(content []byte) error {
 		return nil
 	}
 	parts := bytes.Split(bytes.TrimSuffix(bytes.TrimPrefix(content, []byte("[")), []byte("]")), []byte(","))
-	if len(parts) != 4 || len(parts[0]) != 66 {
+	if len(parts) < 4 || len(parts) > 5 || len(parts[0]) != 66 {
 		return errForm
 	}
-	var numbers [3]int64
+	var numbers [4]int64
 	for i, part := range parts[1:] {
 		number, err := strconv.ParseInt(string(part), 10, 64)
 		if err != nil || number < 0 {
@@ -101,7 +111,7 @@ func (c *Chunk) UnmarshalJSON(content []byte) error {
 		}
 		numbers[i] = number
 	}
-	*c = Chunk{SHA256: string(parts[0][1:65]), Pack: int(numbers[0]), Offset: numbers[1], Length: numbers[2]}
+	*c = Chunk{SHA256: string(parts[0][1:65]), Pack: int(numbers[0]), Offset: numbers[1], Length: numbers[2], Pages: numbers[3]}
 	return nil
 }
 
@@ -170,8 +180,8 @@ func read(content []byte) (*Manifest, error) {
 
 func (m *Manifest) check() error {
 	switch {
-	case m.Version != Version:
-		return fmt.Errorf("its version is %d, and this program reads %d", m.Version, Version)
+	case m.Version != Version && m.Version != versionOld:
+		return fmt.Errorf("its version is %d, and this program reads up to %d", m.Version, Version)
 	case m.ChunkBytes != ChunkBytes:
 		return fmt.Errorf("its chunks have %d bytes", m.ChunkBytes)
 	case len(m.Files) > filesMax:
@@ -211,16 +221,18 @@ func (m *Manifest) checkFile(file File, used []bool) error {
 	if file.Mode > 0o777 || file.Size < 0 || file.Size > fileBytesMax {
 		return fmt.Errorf("it has mode %o and %d bytes", file.Mode, file.Size)
 	}
-	left := chunksOf(file.Size)
+	left := parts(file.Size, m.unit())
 	for _, chunk := range file.Chunks {
-		if chunk.Zeros > left || (chunk.Zeros == 0 && left == 0) {
+		if !m.hasForm(chunk) {
+			return errors.New("a chunk has more pages than chunks have, or none")
+		}
+		if m.units(chunk) > left {
 			return errors.New("it has more chunks than bytes")
 		}
+		left -= m.units(chunk)
 		if chunk.Zeros > 0 {
-			left -= chunk.Zeros
 			continue
 		}
-		left--
 		if !hexForm.MatchString(chunk.SHA256) || chunk.Pack < 0 || chunk.Pack >= len(m.Packs) {
 			return errors.New("a chunk is in no pack")
 		}
@@ -231,7 +243,7 @@ func (m *Manifest) checkFile(file File, used []bool) error {
 		used[chunk.Pack] = true
 	}
 	if left != 0 {
-		return fmt.Errorf("%d chunks of it are missing", left)
+		return fmt.Errorf("%d bytes of it are missing", left*m.unit())
 	}
 	return nil
 }
@@ -253,8 +265,35 @@ func (f Facts) check() error {
 	return nil
 }
 
-// chunksOf is how many chunks a file of this size has.
-func chunksOf(size int64) int64 { return (size + ChunkBytes - 1) / ChunkBytes }
+// parts is of how many parts of so many bytes a file of this size consists.
+func parts(size, of int64) int64 { return (size + of - 1) / of }
+
+// unit is what chunks are counted in. In bytes.
+func (m *Manifest) unit() int64 {
+	if m.Version == versionOld {
+		return ChunkBytes
+	}
+	return PageBytes
+}
+
+// units is how many of them a chunk has.
+func (m *Manifest) units(chunk Chunk) int64 {
+	switch {
+	case chunk.Zeros > 0:
+		return chunk.Zeros
+	case m.Version == versionOld:
+		return 1
+	default:
+		return chunk.Pages
+	}
+}
+
+func (m *Manifest) hasForm(chunk Chunk) bool {
+	if chunk.Zeros > 0 || m.Version == versionOld {
+		return chunk.Pages == 0
+	}
+	return chunk.Pages > 0 && chunk.Pages <= ChunkBytes/PageBytes
+}
 
 // stored is what the chunks take of the store, each once.
 func (m *Manifest) stored() int64 {

@@ -13,8 +13,18 @@ import (
 func whole() *Manifest {
 	sum := strings.Repeat("ab", 32)
 	return &Manifest{ChunkBytes: ChunkBytes, Version: Version, Facts: facts, Packs: []Pack{{strings.Repeat("cd", 32), 3000}},
-		Files: []File{{Chunks: []Chunk{{Zeros: 2}, {SHA256: sum, Length: 1000}, {SHA256: sum, Offset: 2000, Length: 1000}}, Mode: 0o600, Name: "pages.img",
-			Size: 3*ChunkBytes + 1}}}
+		Files: []File{{Chunks: []Chunk{{Zeros: 2}, {SHA256: sum, Length: 1000, Pages: 16}, {SHA256: sum, Offset: 2000, Length: 1000, Pages: 1}}, Mode: 0o600,
+			Name: "pages.img", Size: 2*PageBytes + ChunkBytes + 1}}}
+}
+
+// wholeOld is one of the version before.
+func wholeOld() *Manifest {
+	m := whole()
+	m.Version, m.Files[0].Size = versionOld, 3*ChunkBytes+1
+	for i := range m.Files[0].Chunks {
+		m.Files[0].Chunks[i].Pages = 0
+	}
+	return m
 }
 
 func TestHostileManifestsAreRefused(t *testing.T) {
@@ -35,8 +45,14 @@ func TestHostileManifestsAreRefused(t *testing.T) {
 		"set-uid":          func(m *Manifest) { m.Files[0].Mode = 0o4755 },
 		"huge":             func(m *Manifest) { m.Files[0].Size = 1 << 50 },
 		"negative":         func(m *Manifest) { m.Files[0].Size = -1 },
-		"longer":           func(m *Manifest) { m.Files[0].Size += ChunkBytes },
-		"shorter":          func(m *Manifest) { m.Files[0].Size -= ChunkBytes },
+		"longer":           func(m *Manifest) { m.Files[0].Size += PageBytes },
+		"shorter":          func(m *Manifest) { m.Files[0].Size -= PageBytes },
+		"no pages":         func(m *Manifest) { m.Files[0].Chunks[2].Pages = 0 },
+		"negative pages":   func(m *Manifest) { m.Files[0].Chunks[2].Pages = -1 },
+		"many pages":       func(m *Manifest) { m.Files[0].Chunks[2].Pages, m.Files[0].Size = 17, m.Files[0].Size+ChunkBytes },
+		"old with pages":   func(m *Manifest) { *m = *wholeOld(); m.Files[0].Chunks[2].Pages = 1 },
+		"old and longer":   func(m *Manifest) { *m = *wholeOld(); m.Files[0].Size += ChunkBytes },
+		"older":            func(m *Manifest) { m.Version = 0 },
 		"no such pack":     func(m *Manifest) { m.Files[0].Chunks[1].Pack = 1 },
 		"beyond the pack":  func(m *Manifest) { m.Files[0].Chunks[2].Offset = 2001 },
 		"overflow":         func(m *Manifest) { m.Files[0].Chunks[2].Offset = 1<<63 - 1 },
@@ -46,7 +62,7 @@ func TestHostileManifestsAreRefused(t *testing.T) {
 		"pack too long":    func(m *Manifest) { m.Packs[0].Size = PackBytesMax + 1 },
 		"pack of nothing":  func(m *Manifest) { m.Packs = append(m.Packs, Pack{strings.Repeat("ef", 32), 10}) },
 		"pack with a path": func(m *Manifest) { m.Packs[0].SHA256 = strings.Repeat("../", 21) + "a" },
-		"another version":  func(m *Manifest) { m.Version = 2 },
+		"another version":  func(m *Manifest) { m.Version = 3 },
 		"other chunks":     func(m *Manifest) { m.ChunkBytes = 1 },
 		"too many zeros":   func(m *Manifest) { m.Files[0].Chunks[0].Zeros = 1 << 62 },
 		"much to say":      func(m *Manifest) { m.Facts.Runtime = strings.Repeat("x", textMax+1) },
@@ -61,10 +77,16 @@ func TestHostileManifestsAreRefused(t *testing.T) {
 			wants(t, err, CodeCorrupt)
 		})
 	}
+	old, oldDigest, err := wholeOld().encode()
+	check(t, err)
+	_, err = Parse(oldDigest, old)
+	check(t, err)
 	for name, other := range map[string]string{
+		"pages of 0":   strings.Replace(string(content), `2000,1000,1]`, `2000,1000,0]`, 1),
+		"six parts":    strings.Replace(string(content), `2000,1000,1]`, `2000,1000,1,1]`, 1),
 		"space":        strings.Replace(string(content), `"files":`, `"files": `, 1),
-		"said twice":   strings.Replace(string(content), `"version":1`, `"version":1,"version":1`, 1),
-		"unknown":      strings.Replace(string(content), `"version":1`, `"version":1,"x":1`, 1),
+		"said twice":   strings.Replace(string(content), `"version":2`, `"version":2,"version":2`, 1),
+		"unknown":      strings.Replace(string(content), `"version":2`, `"version":2,"x":1`, 1),
 		"more":         string(content) + `{}`,
 		"negative run": strings.Replace(string(content), `"chunks":[2,`, `"chunks":[-2,`, 1),
 		"not JSON":     "moments",
@@ -85,6 +107,10 @@ func FuzzManifest(f *testing.F) {
 	}
 	f.Add(content)
 	f.Add([]byte(`{"chunk_bytes":65536}`))
+	if content, _, err = wholeOld().encode(); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(content)
 	f.Fuzz(func(t *testing.T, content []byte) {
 		m, err := Parse(digestOf(content), content)
 		if err != nil {
@@ -120,7 +146,7 @@ func FuzzChunk(f *testing.F) {
 		root := t.TempDir()
 		pack := hashOf(content)
 		m := &Manifest{ChunkBytes: ChunkBytes, Version: Version, Facts: facts.filled(), Packs: []Pack{{pack, int64(len(content))}},
-			Files: []File{{Chunks: []Chunk{{SHA256: strings.Repeat("ab", 32), Length: int64(len(content))}}, Mode: 0o600, Name: "a", Size: int64(length) + 1}}}
+			Files: []File{{Chunks: []Chunk{{SHA256: strings.Repeat("ab", 32), Length: int64(len(content)), Pages: parts(int64(length)+1, PageBytes)}}, Mode: 0o600, Name: "a", Size: int64(length) + 1}}}
 		document, digest, err := m.encode()
 		check(t, err)
 		folder := OpenFolder(root)

@@ -1,7 +1,7 @@
 // Package moments brings what a host has saved of a guest to the artifact store, and back from there.
 //
-// Theory of operation. Files are cut into chunks of 64 KiB, each known by its SHA-256. Chunks that the store has through a known earlier
-// moment are named, not sent; the others are compressed, one by one, and sent in packs. A manifest says of each file in which order which
+// Theory of operation. Files are cut into chunks of whole pages, 64 KiB at most, each known by its SHA-256; where, says what is in them
+// (chunks.go). Chunks that the store has through a known earlier moment are named, not sent; the others are compressed, one by one, and sent in packs. A manifest says of each file in which order which
 // chunk of which pack it is made of, holes left out; it is flat, so that a moment that others stand on starts no slower than the first.
 // It is sent last: once it is there, all of it is. Whoever fetches believes nothing: the manifest is checked against the digest that
 // control names, each chunk against its own, and the files appear by one rename.

@@ -1,11 +1,9 @@
 package moments
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,72 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// zeroChunk is compared with, so that what is written as nothing is stored as nothing.
-var zeroChunk [ChunkBytes]byte
-
-// visit is given a file's chunks in order: holes as a number of chunks, others by their content, which is the visitor's until it returns.
-type visit func(zeros int64, content []byte) error
-
-// scan reads a file of this size, and only where it has data. Errors: CodeGone when it is another than it was.
-func scan(ctx context.Context, file *os.File, size int64, told visit) error {
-	buffer := make([]byte, ChunkBytes)
-	for at, end := int64(0), int64(0); at < size; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if at >= end {
-			from, to, err := extent(file, at, size)
-			if err != nil {
-				return failure(CodeGone, err, "%s cannot be read", file.Name())
-			}
-			if skipped := (from - at) / ChunkBytes; skipped > 0 {
-				if err := told(skipped, nil); err != nil {
-					return err
-				}
-				at += skipped * ChunkBytes
-			}
-			end = to
-			continue
-		}
-		part := buffer[:min(ChunkBytes, size-at)]
-		if _, err := file.ReadAt(part, at); err != nil {
-			return failure(CodeGone, err, "%s cannot be read", file.Name())
-		}
-		at += int64(len(part))
-		if string(part) == string(zeroChunk[:len(part)]) {
-			if err := told(1, nil); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := told(0, part); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// extent is where data is from a byte on, in whole chunks: a hole's start is rounded up and its end down. At the end of the data both are
-// the file's end, the rest counted as chunks.
-func extent(file *os.File, at, size int64) (from, to int64, err error) {
-	end := chunksOf(size) * ChunkBytes
-	from, err = file.Seek(at, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) {
-		return end, end, nil
-	}
-	if errors.Is(err, unix.EINVAL) {
-		return at, end, nil // a file system that knows no holes
-	}
-	if err != nil {
-		return 0, 0, err
-	}
-	if to, err = file.Seek(from, unix.SEEK_HOLE); err != nil {
-		return 0, 0, err
-	}
-	from -= from % ChunkBytes
-	return max(from, at), min(chunksOf(to)*ChunkBytes, end), nil
-}
 
 // source is one file that is sent.
 type source struct {

@@ -216,14 +216,14 @@ func (m *maker) take(file int, zeros int64, content []byte) error {
 	}
 	m.sent.Data += int64(len(content))
 	m.sent.Chunks++
-	sum := hashOf(content)
+	sum, pages := hashOf(content), parts(int64(len(content)), PageBytes)
 	if at, is := m.known[sum]; is {
 		m.sent.Known++
-		*to = append(*to, Chunk{SHA256: sum, Pack: m.index(at.pack), Offset: at.offset, Length: at.length})
+		*to = append(*to, Chunk{SHA256: sum, Pack: m.index(at.pack), Offset: at.offset, Length: at.length, Pages: pages})
 		return nil
 	}
 	m.pending = append(m.pending, pendingChunk{file, len(*to)})
-	*to = append(*to, Chunk{SHA256: sum})
+	*to = append(*to, Chunk{SHA256: sum, Pages: pages})
 	return m.packer.add(sum, content)
 }
 

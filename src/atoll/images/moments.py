@@ -102,6 +102,10 @@ def _failure(code: str, message: str) -> AtollError:
     return Unavailable(known, message, retry_after_s=5.0) if known in _PASSING else Refused(known, message)
 
 
+VERSIONS: Final = (1, 2)
+"""Of manifests (adr/0043): what control reads of them is the same in both."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What control reads of a manifest. *Units*: bytes."""
@@ -117,7 +121,7 @@ def read_manifest(digest: str, content: bytes) -> Manifest:
         raise Refused(Code.MOMENT_CORRUPT, f"manifest {digest} is not what its name says")
     try:
         document = json.loads(content)
-        if document["version"] != 1:
+        if document["version"] not in VERSIONS:
             raise Refused(Code.MOMENT_CORRUPT, f"manifest {digest} is of another version")
         packs = {str(pack["sha256"]): int(pack["size"]) for pack in document["packs"]}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
