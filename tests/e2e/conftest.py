@@ -55,6 +55,11 @@ class Product:
         headers = {"X-API-KEY": key or self.key, **options.pop("headers", {})}
         return self.http.request(method, self.url + path, headers=headers, **options)
 
+    def streamed(self, sandbox: Sandbox, path: str, *, port: int) -> contextlib.AbstractContextManager[httpx.Response]:
+        """A request to a port of a sandbox whose answer is read as it comes."""
+        headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
+        return self.http.stream("GET", self.sandbox_url + path, headers=headers)
+
     def inside(self, sandbox: Sandbox, method: str, path: str, *, port: int = 49983, token: bool = True, **options: Any) -> httpx.Response:
         """A request to a port of a sandbox, by header."""
         headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port), **options.pop("headers", {})}

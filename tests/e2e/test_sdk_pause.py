@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 
+import httpx
 import pytest
 from e2b import Sandbox, SandboxException, SandboxNotFoundException, SandboxQuery, SandboxState
 
@@ -132,6 +133,41 @@ def test_a_stream_is_cut_by_a_pause_and_can_be_taken_up_again(make) -> None:
             break
     assert seen, "what it says after the pause is heard"
     assert back.commands.kill(handle.pid)
+
+
+DRIPPING = """
+import http.server, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"5\\r\\nbegun\\r\\n")
+        time.sleep(60)
+http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
+"""
+"""It begins to answer, and then says nothing."""
+
+
+def test_an_answer_that_a_pause_cuts_is_broken_off(make, product) -> None:
+    sandbox = make(timeout=60)
+    sandbox.files.write("/home/user/dripping.py", DRIPPING)
+    sandbox.commands.run("python3 dripping.py", background=True)
+    deadline = time.monotonic() + 10
+    there = "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8000))' 2>/dev/null && echo there || true"
+    while sandbox.commands.run(there).stdout != "there\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    with product.streamed(sandbox, "/", port=8000) as answer:
+        pieces = answer.iter_bytes()
+        assert next(pieces) == b"begun"
+        assert sandbox.pause()
+        began = time.monotonic()
+        with pytest.raises(httpx.TransportError):
+            next(pieces)
+        assert time.monotonic() - began < 5.0, "its client is not left to wait"
+    assert Sandbox.connect(sandbox.sandbox_id, timeout=60).is_running()
 
 
 def test_traffic_wakes_what_says_so(make, product) -> None:

@@ -19,6 +19,7 @@ class PaperWorks:
         self.made, self.removed, self.assigned = 0, [], []
         self.refuse = self.looks = 0
         self.torn_down = self.closed = False
+        self.forgotten = []
 
     def set_up(self):
         pass
@@ -44,7 +45,7 @@ class PaperWorks:
         return False
 
     def forget_retired(self):
-        pass
+        self.forgotten = list(self.removed)
 
     def existing(self):
         return {number: "" for number in range(1, self.made + 1) if number not in self.removed}
@@ -91,6 +92,15 @@ async def test_the_pool_fills_itself_again(pool_and_works):
     await pool.assign(slot, "plc_1", Egress(True))
     assert works.assigned == [(slot.number, "plc_1", Egress(True))]
     await until(lambda: pool.ready_count == 2)
+
+
+async def test_the_connections_of_a_slot_that_went_are_forgotten_soon(pool_and_works):
+    """And not when the next one is wanted: who is at their far ends hears of it then."""
+    pool, works = pool_and_works
+    slot = await pool.reserve()
+    await until(lambda: pool.ready_count == 2)
+    await pool.give_back(slot.number, slot.address)
+    await until(lambda: works.forgotten == [slot.number])
 
 
 async def test_a_settled_slots_descriptor_is_closed_once(pool_and_works):

@@ -172,6 +172,8 @@ class SlotPool:
         if (slot := self._held.get(number)) is not None:
             self._close_fd(slot)
         await self._end(lambda: self._need().works.remove(number, address))
+        # Its connections are forgotten, and their far ends told, in a moment.
+        self._wanted.set()
 
     def address(self, number: int) -> str:
         """The address that belongs to a slot number."""

@@ -23,12 +23,14 @@ from atoll.base.errors import Code, Refused
 from atoll.drivers.oci import ruleset
 from atoll.drivers.oci.config import Names
 from atoll.drivers.oci.ruleset import Egress
-from atoll.hostops import conntrack, links, namespaces, sockets
+from atoll.hostops import conntrack, links, namespaces, resets, sockets
 from atoll.hostops.netlink import Socket
 from atoll.hostops.nft import Nft, NftError
 
 SLOTS_MAX: Final = 65_000
 RETIRED_MAX: Final = 64
+RESETS_MAX: Final = 4096
+"""Far ends that are told at a time: each answers, and a host is not to be flooded by what one guest has left."""
 GUEST_LINK: Final = "eth0"
 GATEWAY_MAC: Final = "02:a7:00:00:00:01"
 IP_FORWARD: Final = Path("/proc/sys/net/ipv4/ip_forward")
@@ -266,11 +268,17 @@ class SlotWorks:
             self._nft.run(doomed)
 
     def forget_retired(self) -> None:
-        """Forget the connections of removed slots."""
+        """Forget the connections of removed slots, and have whoever is at their far ends hear of it."""
         with self._retiring:
-            if self._retired:
-                conntrack.forget(self._retired)
-                self._retired.clear()
+            if not self._retired:
+                return
+            left: list[conntrack.Connection] = []
+            with contextlib.suppress(OSError):  # then they find out when they next send
+                left = conntrack.begun_by(self._retired)[:RESETS_MAX]
+            conntrack.forget(self._retired)
+            self._retired.clear()
+        with contextlib.suppress(OSError):
+            resets.provoke(left)
 
     # -- looking
 

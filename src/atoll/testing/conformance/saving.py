@@ -206,6 +206,43 @@ async def connections_are_cut_when_the_address_changes(stand: Stand) -> None:
     await _gone(stand, order)
 
 
+ABROAD = """
+import errno, socket, sys
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+peer.sendall(b"here")
+said = []
+for use in (lambda: peer.recv(64), lambda: peer.sendall(b"more")):
+    try:
+        said.append(repr(use()))
+    except OSError as error:
+        said.append(errno.errorcode[error.errno])
+open("/abroad", "w").write(" ".join(said))
+"""
+"""A connection of a guest to somebody outside: it waits for an answer, and says how that ended, and what becomes of more that it would say."""
+TOLD_S = 10.0
+"""In which whoever is at an end of a cut connection hears of it: their own timers take minutes, or hours."""
+
+
+async def peers_outside_are_reset_when_the_address_changes(stand: Stand) -> None:
+    """Both wait for the other and send nothing: by themselves neither would ever find out."""
+    async with stand.world() as world:
+        with world.holding() as peer:
+            order = stand.order()
+            guest = await stand.guest(order, await stand.driver.start(order))
+            begin = f"cat >/abroad.py <<'END'\n{ABROAD}END\n(python3 /abroad.py {world.address} {peer.port} >/dev/null 2>&1 &)"
+            await shell(guest, begin)
+            assert await asyncio.to_thread(peer.heard, TOLD_S) == "here"
+            assert await asyncio.to_thread(peer.heard, 0.5) == "nothing"
+            await stand.driver.save(order, SaveMode.FULL)
+            assert await asyncio.to_thread(peer.heard, TOLD_S) == "reset", "whoever is outside is told, and not left to wait"
+            _, guest = await _back(stand, order)
+            said = await shell(guest, f"timeout {TOLD_S:.0f} sh -c 'until [ -s /abroad ]; do sleep 0.1; done'; cat /abroad")
+            heard, sent = said.out.split()
+            assert heard in ("ECONNRESET", "ECONNABORTED", "b''"), "who was inside is not left to wait, either"
+            assert sent in ("ECONNRESET", "ECONNABORTED", "EPIPE"), "nor does it talk to nobody"
+            await _gone(stand, order)
+
+
 LOOP = """
 import socket, time
 server = socket.create_server(("127.0.0.1", 7777))

@@ -11,6 +11,16 @@ from atoll.drivers.port import Driver, Order, Seen
 from atoll.testing.conformance.guest import GuestClient, Result
 
 
+class Holding(Protocol):
+    """A server that keeps whoever has come first."""
+
+    port: int
+
+    def heard(self, within_s: float) -> str:
+        """What it hears next; `""` at the connection's end, `reset` when it is broken off, `nothing` within this time. Blocking."""
+        ...
+
+
 class World(Protocol):
     """A machine on the far side of the host, with a public address, in a namespace that the stand has made."""
 
@@ -30,6 +40,10 @@ class World(Protocol):
 
     def reaches(self, address: str, port: int) -> bool:
         """Whether a connection from the world, routed by the host, is accepted there."""
+        ...
+
+    def holding(self) -> AbstractContextManager[Holding]:
+        """A server out there that keeps a connection and says nothing, while the context lasts."""
         ...
 
     def resolver(self) -> AbstractContextManager[None]:

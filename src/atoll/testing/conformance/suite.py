@@ -58,6 +58,7 @@ _SAVING_NEEDS = {
     "restored_guests_have_other_chance": ("saves_memory", "guest_handshake"),
     "connections_within_a_guest_outlast_a_suspend": ("saves_memory", "guest_handshake"),
     "connections_are_cut_when_the_address_changes": ("saves_memory", "guest_handshake", "network_slots"),
+    "peers_outside_are_reset_when_the_address_changes": ("saves_memory", "guest_handshake", "network_slots"),
 }
 
 _KEEPING_NEEDS = {

@@ -72,6 +72,35 @@ class _Servers:
             thread.join()
 
 
+class Holding:
+    """A server that says nothing, and listens to whoever has come first until that connection ends."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server, self.port = server, int(server.getsockname()[1])
+        self._peer: socket.socket | None = None
+        self._lock = threading.Lock()
+        server.settimeout(None)
+
+    def heard(self, within_s: float) -> str:
+        """What it hears next, as text; `""` at the end of a connection, `reset` when it is broken off, `nothing` within this time."""
+        with self._lock:
+            if self._peer is None:
+                self._server.settimeout(within_s)
+                self._peer, _ = self._server.accept()
+            self._peer.settimeout(within_s)
+            try:
+                return self._peer.recv(64).decode()
+            except ConnectionResetError:
+                return "reset"
+            except TimeoutError:
+                return "nothing"
+
+    def close(self) -> None:
+        for one in (self._server, self._peer):
+            if one is not None:
+                one.close()
+
+
 class NamespaceWorld:
     """A World in a network namespace of its own, behind a veth pair."""
 
@@ -116,6 +145,15 @@ class NamespaceWorld:
             return False
 
         return namespaces.in_network_namespace(self._fd, connect)
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[Holding]:
+        server = namespaces.in_network_namespace(self._fd, lambda: _listen("0.0.0.0", 0))
+        made = Holding(server)
+        try:
+            yield made
+        finally:
+            made.close()
 
     @contextlib.contextmanager
     def resolver(self) -> Iterator[None]:
