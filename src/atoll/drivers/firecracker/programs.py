@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
 from atoll.drivers.firecracker.config import FirecrackerConfig
+from atoll.drivers.machines.versions import version_of
 
 FIRECRACKER: Final = "firecracker"
 """The copy's name. The jailer takes no other for a Firecracker, and a machine's process is known by it."""
 JAILER: Final = "jailer"
-ASK_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def have(config: FirecrackerConfig, directory: Path) -> Programs:
             (unfinished / program).write_bytes(content)
             (unfinished / program).chmod(0o755)
         unfinished.rename(final)
-    return Programs(final / FIRECRACKER, final / JAILER, _version(final / FIRECRACKER))
+    return Programs(final / FIRECRACKER, final / JAILER, version_of(final / FIRECRACKER, directory))
 
 
 def _pinned(path: Path, digest: str) -> bytes:
@@ -57,11 +56,3 @@ def _pinned(path: Path, digest: str) -> bytes:
     if found != digest.lower():
         raise Refused(Code.RUNTIME_UNTRUSTED, f"{path} has SHA-256 {found}, and {digest or 'none'} is the one that was named")
     return content
-
-
-def _version(program: Path) -> str:
-    try:
-        done = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=ASK_S, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise Refused(Code.RUNTIME_MISSING, f"{program} cannot be run: {error}") from error
-    return done.stdout.splitlines()[0].strip() if done.stdout else "unknown"

@@ -230,6 +230,8 @@ class MachineRuntime(ABC):
         cgroups.make(self._layout, launch.group, Limits(memory_mib, spec.cpu_millis, THREADS_MAX, devices=True, more_devices=self.devices))
         console = launch.directory / CONSOLE
         before = console.stat().st_size if console.exists() else 0
+        # Of one that was ended before it went: that number may be another process's by now.
+        (launch.directory / STARTING).unlink(missing_ok=True)
         namespaces.in_fresh_thread(lambda: self._begin_in_thread(launch, cell, restored=restored))
         pid = starting_pid(launch)
         if pid is None or not self._is_there(launch, pid, timeout_s=self.there_s):

@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import os
 import stat
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from atoll.drivers.machines.cell import Cell
 from atoll.drivers.machines.config import Accelerator
 from atoll.drivers.machines.runtime import DEVICES, ENVIRONMENT, KVM_DEVICE, MEMORY, RUN, STARTING, VM, MachineRuntime, Parts
 from atoll.drivers.machines.sockets import connect
+from atoll.drivers.machines.versions import version_of
 from atoll.drivers.oci.runtime import CONSOLE, Launch, last_words, read_pid, run
 from atoll.drivers.qemu import jail, memory, options, qmp
 from atoll.drivers.qemu.config import OVERHEAD_MIB, QemuConfig
@@ -58,20 +58,13 @@ class Machines(MachineRuntime):
         if self._tree is None:
             tree = jail.tree(self._config, self._run_dir)
             self._tsc_khz = tsc_khz()
-            self._version = self._ask_version()
+            self._version = version_of(self.binary, self._run_dir)
             self._tree = tree
         return super().ready()
 
     def version(self) -> str:
         self.ready()
         return self._version
-
-    def _ask_version(self) -> str:
-        try:
-            done = subprocess.run([str(self.binary), "--version"], capture_output=True, text=True, timeout=10, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise Refused(Code.RUNTIME_MISSING, f"{self.binary} cannot be run: {error}") from error
-        return done.stdout.splitlines()[0].strip()
 
     def surroundings(self, rootfs: Path | None) -> dict[str, str]:
         self.ready()

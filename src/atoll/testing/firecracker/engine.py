@@ -218,16 +218,22 @@ class _Machine:
         self._say("xen-save-devices-state", filename=devices.name, live=True)
         with os.fdopen(files["state"], "wb") as state:
             state.write(state_of(machine, devices.read_bytes()))
+        # It counts as the machine's own memory, and there is room for one of these, and the one before.
         now = os.memfd_create("pages")
-        os.ftruncate(now, os.fstat(self._base).st_size)
-        _copy_own(self._process.pid, self._base, now)
-        if whole:
-            _copy_data(self._base, files["memory"])
-            _copy_data(now, files["memory"])
-        else:
-            _copy_data(now, files["memory"], unlike=self._last)
-        self._last = now
-        os.close(files["memory"])
+        spent: int | None = now
+        try:
+            os.ftruncate(now, os.fstat(self._base).st_size)
+            _copy_own(self._process.pid, self._base, now)
+            if whole:
+                _copy_data(self._base, files["memory"])
+                _copy_data(now, files["memory"])
+            else:
+                _copy_data(now, files["memory"], unlike=self._last)
+            spent, self._last = self._last, now
+        finally:
+            os.close(files["memory"])
+            if spent is not None:
+                os.close(spent)
 
     def _connect_guests(self, listener: socket.socket) -> None:
         while True:
