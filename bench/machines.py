@@ -29,7 +29,6 @@ from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.port import Order
 from atoll.drivers.qemu import jail, options, qmp
 from atoll.drivers.qemu.config import OVERHEAD_MIB, QEMU
-from atoll.drivers.qemu.machine import tsc_khz
 from atoll.hostops import cgroups, loopdisk, namespaces
 from atoll.images import kernels
 from bench.product import CannotMeasure
@@ -49,6 +48,8 @@ class Moment:
     kernel: kernels.Kernel
     initrd: Path
     kind: RuntimeKind
+    tsc_khz: int
+    """How fast the clock counts, where it is emulated: found once, as by the driver, since finding it takes 50 ms."""
 
 
 def aside(saved: Path, vm: Path, directory: Path) -> None:
@@ -114,7 +115,7 @@ def _arguments(moment: Moment, tap_fd: int, state: int) -> list[str]:
         spec.memory_mib,
         options.cpus(accelerator, spec.cpu_millis),
         tap_fd,
-        tsc_khz() if emulated else 0,
+        moment.tsc_khz if emulated else 0,
         state,
     )
     places = {

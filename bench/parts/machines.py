@@ -20,6 +20,7 @@ from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.saves import SAVED
 from atoll.drivers.port import Order, Power, Seen
+from atoll.drivers.qemu.machine import tsc_khz
 from atoll.images import kernels
 from atoll.programs.layout import bin_directory, cache_directory
 from atoll.testing.conformance.qemu_stand import QemuStand, kind, missing
@@ -98,7 +99,7 @@ async def _bare(stand: QemuStand, order: Order, directory: Path) -> float:
     try:
         kernel = kernels.look_up(cache_directory())
         initrd = kernels.first_files(kernel, stand.config.guest_binary, stand.config.run_dir)
-        moment = machines.Moment(directory, order, Roots(MKFS).of(stand.image().directory), kernel, initrd, stand.config.runtime)
+        moment = machines.Moment(directory, order, Roots(MKFS).of(stand.image().directory), kernel, initrd, stand.config.runtime, tsc_khz())
         name = f"{stand.names.cgroup}/bare"
         with machines.device(slot) as tap_fd, machines.group(name, order, stand.config.runtime) as groups:
             began = time.perf_counter()

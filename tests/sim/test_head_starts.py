@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from atoll.control.builds.workshop import SandboxWorkshop
-from atoll.control.sessions.answers import HEAD_START_UNUSED_S
+from atoll.control.loops.relief import HEAD_START_UNUSED_S
 from atoll.domain.building import Build, Result, State, client_of, version
 from atoll.domain.snapshot import Copy
 from atoll.domain.snapshot import State as Kept
 from atoll.domain.spec import SaveMode
-from atoll.store import builds, moments, snapshots, tenancy
+from atoll.store import builds, copies, hosts, moments, snapshots, tenancy
 from atoll.wire import agent as wire
 from tests import builders
 from tests.builders import IMAGE
@@ -343,27 +342,142 @@ async def test_what_fails_with_one_that_was_fetched_begins_without_on_any_host(w
         assert placement.origin_moment is None, "it has nothing to fetch"
 
 
-async def test_a_copy_that_was_fetched_stays_while_it_is_used_and_there_is_room(world: World, agent: Agent, other: Agent) -> None:
+async def fetched(world: World, agent: Agent, other: Agent) -> str:
+    """A head start of the first host, from which a sandbox has begun on the other, that is gone again."""
+    build, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
+    moment = await kept(world, build)
+    assert moment is not None
+    await turn(world, other, "activate")
+    made = await world.create(template="served", preferHost="other")
+    assert made["placement"]["hostId"] == other.host_id
+    await world.release(made["id"])
+    await world.until(made["id"], "released")
+    return moment
+
+
+async def disk(world: World, agent: Agent) -> int:
+    return (await world.used(agent.host_id)).disk_mib
+
+
+async def until_holds(world: World, agent: Agent, disk_mib: int) -> None:
+    async with asyncio.timeout(10):
+        while await disk(world, agent) != disk_mib:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_a_host_fetches_counts_from_the_grant_until_it_is_seen_gone(world: World, agent: Agent, other: Agent) -> None:
     async with agent.at_work(), other.at_work():
         build, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
         moment = await kept(world, build)
         assert moment is not None
         await turn(world, other, "activate")
-        made = await world.create(template="served", preferHost="other")
-        assert made["placement"]["hostId"] == other.host_id
-        await world.release(made["id"])
-        await world.until(made["id"], "released")
+        other.script = lambda command: None  # It takes its time.
+        late = await world.accept(template="served", preferHost="other")
+        await world.until(late, "provisioning")
+        placement = (await world.facts(late)).placement
+        assert placement is not None
+        assert await disk(world, other) == placement.vector.disk_mib + 3, "before anything is fetched"
+        other.script = obedient
+        await world.release(late)
+        await world.until(late, "released")
+        await until_holds(world, other, 3)
+        again = await world.create(template="served", preferHost="other")
+        assert await disk(world, other) == placement.vector.disk_mib + 3, "it is fetched once"
+        await world.release(again["id"])
+        await world.until(again["id"], "released")
+        world.running.relief.due.set()
+        await heard_of(world, agent, other)
+        assert await disk(world, other) == 3, "creates may come that begin from it"
+        dropped: list[str] = []
 
-    def ordered(used_after: float = math.inf) -> Any:
-        return lambda conn: [one.id for one in snapshots.wanted(conn, other.host_id, has=[moment], used_after=used_after)]
+        def dropping(order: wire.SnapshotOrder) -> wire.SnapshotSeen | None:
+            dropped.append(order.id)
+            return keeper(order)
 
-    assert await world.store.read(ordered()) == [moment]
-    assert await world.store.read(ordered(world.clock.now() - 60)) == []
-    told = (await other.next_run().poll(kept=[moment])).snapshots
+        other.keeping = dropping
+        world.clock.pass_s(HEAD_START_UNUSED_S + 1)
+        world.running.relief.due.set()
+        await until_holds(world, other, 0)
+        assert dropped == [moment]
+
+
+async def test_a_copy_goes_at_once_with_what_it_is_of(world: World, agent: Agent, other: Agent) -> None:
+    async with agent.at_work(), other.at_work():
+        moment = await fetched(world, agent, other)
+        await built_anew(world)
+        assert await state_of(world, moment) in (Kept.DELETING, Kept.DELETED)
+        world.running.relief.due.set()
+        await until_holds(world, other, 0)
+
+
+async def test_a_copy_goes_at_once_when_its_disk_is_wanted(world: World, agent: Agent, other: Agent) -> None:
+    async with agent.at_work(), other.at_work():
+        await fetched(world, agent, other)
+        await until_holds(world, other, 3)
+        host = await world.store.read(lambda conn: hosts.by_id(conn, other.host_id))
+        assert host is not None
+        most = host.capacity.disk_mib
+        await turn(world, agent, "drain")
+        big = await world.create(size={"diskMib": int(most * 0.9)})
+        assert big["placement"]["hostId"] == other.host_id
+        await until_holds(world, other, int(most * 0.9))
+
+
+async def test_a_create_that_finds_no_room_has_what_was_fetched_go(world: World, agent: Agent, other: Agent) -> None:
+    async with agent.at_work(), other.at_work():
+        await fetched(world, agent, other)
+        await turn(world, agent, "drain")
+        host = await world.store.read(lambda conn: hosts.by_id(conn, other.host_id))
+        assert host is not None
+        whole = await world.create(size={"diskMib": host.capacity.disk_mib - 1})
+        assert (whole["state"], whole["placement"]["hostId"]) == ("ready", other.host_id)
+        assert await disk(world, other) == host.capacity.disk_mib - 1, "nothing more than it has"
+
+
+async def test_where_there_is_no_room_for_a_head_start_the_guest_boots(world: World, agent: Agent, other: Agent) -> None:
+    async with agent.at_work(), other.at_work():
+        build, _ = await built(world, "00000000-0000-4000-8000-00000000000a")
+        assert await kept(world, build) is not None
+        await turn(world, other, "activate")
+        await turn(world, agent, "drain")
+        await heard_of(world, agent, other)
+        host = await world.store.read(lambda conn: hosts.by_id(conn, other.host_id))
+        assert host is not None
+        probe = await world.create(template="served")
+        need = (await world.facts(probe["id"])).placement
+        assert need is not None
+        await world.release(probe["id"])
+        await world.until(probe["id"], "released")
+        world.clock.pass_s(HEAD_START_UNUSED_S + 1)
+        world.running.relief.due.set()
+        await until_holds(world, other, 0)
+        filler = await world.create(size={"diskMib": host.capacity.disk_mib - need.vector.disk_mib - 1})
+        made = await world.create(template="served")
+        assert (made["state"], made["placement"]["hostId"], made["generation"]) == ("ready", other.host_id, 1)
+        placement = (await world.facts(made["id"])).placement
+        assert placement is not None
+        assert placement.origin_moment is None, "it would not fit beside it"
+        assert await disk(world, other) == host.capacity.disk_mib - 1
+        await world.release(filler["id"])
+
+
+async def test_what_a_host_names_that_was_never_counted_counts_and_goes(world: World, agent: Agent, other: Agent) -> None:
+    """As after an upgrade, or a backup of before."""
+    async with agent.at_work(), other.at_work():
+        moment = await fetched(world, agent, other)
+        await world.store.write(lambda conn: copies.lost(conn, other.host_id))
+    later = other.next_run()
+    told = (await later.poll(kept=[moment])).snapshots
     assert told == [], "creates may come that begin from it"
+    assert await disk(world, other) == 3
     world.clock.pass_s(HEAD_START_UNUSED_S + 1)
-    (told,) = (await other.next_run().poll(kept=[moment])).snapshots
+    await world.running.relief.step()
+    (told,) = (await later.poll(kept=[moment])).snapshots
     assert (told.id, told.wish) == (moment, wire.SnapshotWish.DROP)
-    await built_anew(world)
-    assert await state_of(world, moment) is Kept.DELETING
-    assert await world.store.read(ordered(world.clock.now() - 7200)) == [moment], "it goes at once with what it is of"
+
+
+async def test_a_copy_is_no_more_once_its_host_is_fenced(world: World, agent: Agent, other: Agent) -> None:
+    async with agent.at_work(), other.at_work():
+        await fetched(world, agent, other)
+    assert (await world.call("POST", f"/v1/hosts/{other.host_id}/disable", json={"off": True})).status_code == 200
+    await until_holds(world, other, 0)

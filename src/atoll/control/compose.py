@@ -70,6 +70,7 @@ from atoll.control.sessions.sessions import Sessions
 from atoll.control.settings import ControlSettings
 from atoll.control.tokens import Tokens
 from atoll.control.wellknown import WellKnown
+from atoll.domain.sandbox import Sandbox
 from atoll.images.artifacts import Artifacts
 from atoll.store import restoring, schema, tenancy, timeline
 from atoll.store import sandboxes as stored
@@ -154,7 +155,7 @@ class Control:
         captures = self._captures(hub)
         self.snapshots = Snapshots(store=store, clock=clock, dice=dice, reconciler=reconciler)
         self.waiting = Waiting(reconciler, clock, stagger_s=_STAGGER_S_MAX * dice(1)[0] / 255 if shared is not None else 0.0)
-        self.relief = Relief(reconciler=reconciler, directory=directory, snapshots=self.snapshots)
+        self.relief = Relief(reconciler=reconciler, directory=directory, snapshots=self.snapshots, clock=clock)
         self.fencing = Fencing(reconciler, directory, clock, lost=self.snapshots.lost)
         self.watch = Watch(reconciler, directory, clock)
         self.sessions = Sessions(
@@ -347,9 +348,14 @@ class Control:
             configuration=self.configuration,
             manifests=self.manifests,
         )
-        self.reconciler.shortage = self.warming.shortage
+        self.reconciler.shortage = self._short
         self._spawn(WarmKeeper(self.warming, self._clock).run())
         return self.warming
+
+    def _short(self, sandbox: Sandbox) -> None:
+        """No host has room for it: what only makes starts quicker goes first."""
+        self.warming.shortage(sandbox)
+        self.relief.shortage(sandbox)
 
     def _captures(self, hub: Hub) -> Captures | None:
         images = self.settings.images

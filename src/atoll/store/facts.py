@@ -27,11 +27,11 @@ from atoll.planning import placing
 from atoll.planning.placing import Advert
 from atoll.planning.reconcile import advance
 from atoll.planning.stimuli import Facts, HostRefused, Note, Outcome, Placed, ResumeRequested, Stimulus
-from atoll.store import hints, payloads, rows, tallies
+from atoll.store import copies, hints, payloads, rows, tallies
 from atoll.store.engine import Stale
 from atoll.store.payloads import Sealed
 from atoll.store.prepared import Prepared, Row
-from atoll.store.tables import EVENTS, HOLDS, HOSTS, PLACEMENTS, SANDBOXES, SNAPSHOTS
+from atoll.store.tables import COPIES, EVENTS, HOLDS, HOSTS, PLACEMENTS, SANDBOXES, SNAPSHOTS
 
 READMIT_AGAIN_S: Final = 5.0
 _IS_KEPT: Final = sa.or_(*(SNAPSHOTS.c.state == state.value for state in sorted(HELD)))
@@ -204,13 +204,36 @@ def reserve(
     answer = functools.partial(_advance, conn, facts, now=now, ids=ids, request_id=request_id)
     if locked is None:
         return answer(HostRefused(placement.host_id, Code.HOST_NOT_FOUND))
-    known = Advert(rows.host(locked), used(conn, placement.host_id))
-    code = placing.refusal(known.host, sought or facts.sandbox.spec, used=known.used)
+    known, spec = Advert(rows.host(locked), used(conn, placement.host_id)), sought or facts.sandbox.spec
+    placement, to_fetch_mib = _fetching(conn, known, spec, placement)
+    code = placing.refusal(known.host, spec, used=known.used + Vector(disk_mib=to_fetch_mib))
     if code is not None:
         return replace(answer(HostRefused(placement.host_id, code)), refused_by=known)
     done = answer(Placed(replace(placement, generation=facts.sandbox.generation)))
+    if not done.changed or done.placement is None:
+        return done
+    if placement.origin_moment is not None and spec.origin is not None:
+        if to_fetch_mib:
+            copies.take(conn, placement.host_id, spec.origin.snapshot_id, disk_mib=to_fetch_mib, now=now)
+        else:
+            copies.use(conn, placement.host_id, spec.origin.snapshot_id, now=now)
     # The host's row is locked: nobody else has changed what it holds since it was summed.
-    return replace(done, used=known.used + held(done.placement)) if done.changed and done.placement is not None else done
+    return replace(done, used=known.used + held(done.placement) + Vector(disk_mib=to_fetch_mib))
+
+
+def _fetching(conn: sa.Connection, known: Advert, spec: Spec, placement: Placement) -> tuple[Placement, int]:
+    """The placement, and what its host has to fetch for it that is not counted there yet. *Units*: MiB. A head start for which there is no room is done
+    without: the guest boots.
+    """
+    if placement.origin_moment is None or spec.origin is None:
+        return placement, 0
+    coming = copies.to_come(conn, known.host.id, spec.origin.snapshot_id)
+    if coming is None:
+        return placement, 0
+    to_fetch_mib = copies.size_mib(coming)
+    if spec.origin.or_boot and placing.no_room(known.host, used=known.used + Vector(disk_mib=to_fetch_mib), need=spec.vector()) is not None:
+        return replace(placement, origin_moment=None), 0
+    return placement, to_fetch_mib
 
 
 def readmit(
@@ -427,25 +450,32 @@ _SUMS: Final = (
 _KEPT: Final = sa.func.coalesce(sa.func.sum(SNAPSHOTS.c.held_disk_mib), 0)
 """What snapshots hold of a host's disk; those that have ended hold nothing."""
 _KEPT_HERE: Final = sa.select(_KEPT).where(SNAPSHOTS.c.host_id == sa.bindparam("host_id"), _IS_KEPT)
+_FETCHED: Final = sa.func.coalesce(sa.func.sum(COPIES.c.disk_mib), 0)
+"""What copies take that a host has fetched, or is about to."""
+_FETCHED_HERE: Final = sa.select(_FETCHED).where(COPIES.c.host_id == sa.bindparam("host_id"))
 _USED: Final = Prepared(
-    sa.select(*_SUMS, _KEPT_HERE.scalar_subquery().label("kept_mib")).where(PLACEMENTS.c.host_id == sa.bindparam("host_id"), HOLDS)
+    sa.select(*_SUMS, _KEPT_HERE.scalar_subquery().label("kept_mib"), _FETCHED_HERE.scalar_subquery().label("fetched_mib")).where(
+        PLACEMENTS.c.host_id == sa.bindparam("host_id"), HOLDS
+    )
 )
 _KEPT_BY_HOST: Final = sa.select(SNAPSHOTS.c.host_id, _KEPT).where(_IS_KEPT).group_by(SNAPSHOTS.c.host_id)
+_FETCHED_BY_HOST: Final = sa.select(COPIES.c.host_id, _FETCHED).group_by(COPIES.c.host_id)
 _USED_BY_HOST: Final = sa.select(PLACEMENTS.c.host_id, *_SUMS).where(HOLDS).group_by(PLACEMENTS.c.host_id)
 
 
 def used(conn: sa.Connection, host_id: str) -> Vector:
-    """What the host's placements and snapshots hold, summed."""
+    """What the host's placements hold, and what is kept or fetched there, summed."""
     sums = _USED.first(conn, {"host_id": host_id})
     assert sums is not None
     amounts = {name: int(amount) for name, amount in sums.items()}
-    kept_mib = amounts.pop("kept_mib")
-    return replace(Vector(**amounts), disk_mib=amounts["disk_mib"] + kept_mib)
+    more_mib = amounts.pop("kept_mib") + amounts.pop("fetched_mib")
+    return replace(Vector(**amounts), disk_mib=amounts["disk_mib"] + more_mib)
 
 
 def used_by_host(conn: sa.Connection) -> Mapping[str, Vector]:
     """`used` of every host that holds something."""
     found = {row[0]: Vector(*map(int, row[1:])) for row in conn.execute(_USED_BY_HOST)}
-    for host_id, kept_mib in conn.execute(_KEPT_BY_HOST):
-        found[host_id] = found.get(host_id, ZERO) + Vector(disk_mib=int(kept_mib))
+    for query in (_KEPT_BY_HOST, _FETCHED_BY_HOST):
+        for host_id, disk_mib in conn.execute(query):
+            found[host_id] = found.get(host_id, ZERO) + Vector(disk_mib=int(disk_mib))
     return found

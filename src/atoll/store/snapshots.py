@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +17,7 @@ from atoll.store import hints, rows
 from atoll.store.engine import Stale
 from atoll.store.prepared import Prepared
 from atoll.store.sandboxes import VISIBLE
-from atoll.store.tables import HOLDS, PLACEMENTS, SANDBOXES, SNAPSHOTS
+from atoll.store.tables import COPIES, SANDBOXES, SNAPSHOTS
 
 _USING: Final = (*VISIBLE, *(state.value for state in STARTING))
 """Not those that are being released: nobody has them any more."""
@@ -114,22 +113,15 @@ def count_held(conn: sa.Connection, team_id: str) -> int:
     return int(conn.execute(sa.select(sa.func.count()).select_from(SNAPSHOTS).where(*its)).scalar_one())
 
 
-def wanted(conn: sa.Connection, host_id: str, *, has: Sequence[str] = (), used_after: float = math.inf) -> Sequence[Wanted]:
-    """What is to be kept, or to go, on a host. `has`: what it says that it has; what of that has ended is to go as well: it was given up
-    while its host was away. `used_after`: a head start that was fetched stays as long as something was begun from it here since.
+def wanted(conn: sa.Connection, host_id: str, *, has: Sequence[str] = ()) -> Sequence[Wanted]:
+    """What is to be kept, or to go, on the host that it is of. `has`: what that says that it has; what of it has ended is to go as well: it was given up
+    while its host was away.
     """
     ordered = [Wanted(*row.values()) for row in _ORDERS.all(conn, {"host_id": host_id})]
     if not has:
         return ordered
     columns = (SNAPSHOTS.c.id, SNAPSHOTS.c.placement_id, SNAPSHOTS.c.mode)
-    ahead = (SNAPSHOTS.c.purpose == Purpose.TEMPLATE.value, SNAPSHOTS.c.state == State.READY.value)
-    lately = sa.and_(*ahead, PLACEMENTS.c.created_at > used_after)
-    its = (PLACEMENTS.c.host_id == host_id, PLACEMENTS.c.origin_moment == SNAPSHOTS.c.moment)
-    begun = sa.select(PLACEMENTS.c.id).where(*its, sa.or_(HOLDS, lately))
-    # What was fetched from the artifact store stays as long as something is there that began from it.
-    fetched = sa.and_(sa.or_(SNAPSHOTS.c.host_id != host_id, SNAPSHOTS.c.copy == Copy.NONE.value), ~begun.exists())
-    unwanted = sa.or_(SNAPSHOTS.c.state.in_(_ENDED), fetched)
-    ended = conn.execute(sa.select(*columns).where(SNAPSHOTS.c.id.in_(has), unwanted))
+    ended = conn.execute(sa.select(*columns).where(SNAPSHOTS.c.id.in_(has), SNAPSHOTS.c.state.in_(_ENDED)))
     return [*ordered, *(Wanted(row.id, State.DELETING.value, row.placement_id, row.mode) for row in ended)]
 
 
@@ -187,8 +179,12 @@ def oldest_ended(conn: sa.Connection) -> float | None:
 
 
 def prune(conn: sa.Connection, *, ended_before: float, limit: int = 500) -> int:
-    """Forget some of those that ended before a moment; how many."""
-    old = sa.select(SNAPSHOTS.c.id).where(SNAPSHOTS.c.ended_at < ended_before).limit(limit)
+    """Forget some of those that ended before a moment; how many. One of which a host still has a copy is needed to order that away."""
+    old = (
+        sa.select(SNAPSHOTS.c.id)
+        .where(SNAPSHOTS.c.ended_at < ended_before, SNAPSHOTS.c.id.not_in(sa.select(COPIES.c.snapshot_id)))
+        .limit(limit)
+    )
     return conn.execute(sa.delete(SNAPSHOTS).where(SNAPSHOTS.c.id.in_(old))).rowcount
 
 

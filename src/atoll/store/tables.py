@@ -375,6 +375,16 @@ SNAPSHOTS: Final = sa.Table(
     sa.Index("ix_snapshots_host_state", "host_id", "state"),
 )
 
+COPIES: Final = sa.Table(
+    "copies",
+    METADATA,
+    sa.Column("host_id", sa.Text, sa.ForeignKey("hosts.id"), primary_key=True),
+    sa.Column("snapshot_id", sa.Text, primary_key=True),
+    sa.Column("disk_mib", sa.Integer, nullable=False),
+    sa.Column("used_at", sa.Float, nullable=False),
+    sa.Column("leaving", sa.Boolean, nullable=False),
+)
+
 HOLDS: Final = sa.or_(*(PLACEMENTS.c.holding == holding.value for holding in Holding if holding is not Holding.NONE))
 """A placement that holds something. Not "is not none": an index finds these few, and would walk every one that has ended."""
 

@@ -15,7 +15,7 @@ from atoll.base.records import replace
 from atoll.base.units import ZERO, Vector
 from atoll.domain.host import SUSPECT_AFTER_S, Admin, Host
 from atoll.domain.spec import Isolation, Spec
-from atoll.planning import placing
+from atoll.planning import placing, relieving
 from atoll.planning.fleet import Fleet
 from atoll.planning.placing import Advert, Filter
 from atoll.store import facts, hosts
@@ -43,6 +43,8 @@ class Directory:
         self._summed: dict[tuple[object, ...], tuple[float, Shortage]] = {}
         self.on_room: Callable[[bool], None] = lambda _elsewhere: None
         """Told when there is more room than before; whether another replica has committed that."""
+        self.on_pressure: Callable[[], None] = _nothing
+        """Told when a host has come to want relief (`planning/relieving.py`)."""
 
     def adverts(self) -> Iterable[Advert]:
         """Every host that is known."""
@@ -111,10 +113,16 @@ class Directory:
         self._fleet.put(advert)
         if more_room(known, advert):
             self.on_room(elsewhere)
+        if relieving.wants_relief(advert) and (known is None or not relieving.wants_relief(known)):
+            self.on_pressure()
 
     def remove(self, host_id: str) -> None:
         """A host is no more."""
         self._fleet.remove(host_id)
+
+
+def _nothing() -> None:
+    """Where nobody wants to know."""
 
 
 def more_room(before: Advert | None, after: Advert) -> bool:

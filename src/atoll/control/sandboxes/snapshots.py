@@ -30,12 +30,12 @@ from atoll.domain.host import Host
 from atoll.domain.operations import Act, Action
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.sandbox import State as Sandboxes
-from atoll.domain.snapshot import DEFAULT_TAG, TERMINAL, Purpose, Snapshot, State, held_disk_mib
+from atoll.domain.snapshot import DEFAULT_TAG, TERMINAL, Copy, Purpose, Snapshot, State, held_disk_mib
 from atoll.domain.spec import SaveMode
 from atoll.domain.template import Template
 from atoll.planning import keeping
 from atoll.planning.stimuli import Note
-from atoll.store import builds, facts, hosts, operations, sandboxes, snapshots, tenancy
+from atoll.store import builds, copies, facts, hints, hosts, operations, sandboxes, snapshots, tenancy
 from atoll.store.engine import Store
 from atoll.telemetry import events as names
 from atoll.telemetry.log import get_logger
@@ -230,27 +230,68 @@ class Snapshots:
 
         def work(conn: sa.Connection) -> tuple[Snapshot, Vector] | None:
             unless(conn)
+            word = _word(seen)
+            if isinstance(word, keeping.Absent):
+                # Before the snapshot's own row, as everywhere.
+                hosts.locked(conn, host.id)
+            freed = isinstance(word, keeping.Absent) and copies.gone(conn, host.id, seen.id)
             found = snapshots.get(conn, seen.id, lock=True)
-            if found is None or found.host_id != host.id:
+            if found is None:
                 return None
-            outcome = keeping.heard(found, _word(seen), now=now)
-            return None if outcome is None else self._commit(conn, outcome, now)
+            outcome = keeping.heard(found, word, now=now) if found.host_id == host.id else None
+            if outcome is not None:
+                done = self._commit(conn, outcome, now)
+                if outcome.snapshot.copy is Copy.NONE:
+                    copies.still_used(conn, outcome.snapshot, now=now)
+                return done[0], facts.used(conn, host.id)
+            return (replace(found, host_id=host.id), facts.used(conn, host.id)) if freed else None
 
         if (done := await self.store.write(work)) is not None:
             self._told(*done)
+
+    async def leave_copy(self, host_id: str, snapshot_id: str) -> None:
+        """A host is to give up what it has fetched of one. *Idempotency*: said again, it changes nothing; one that is used again stays."""
+
+        def work(conn: sa.Connection) -> bool:
+            hosts.locked(conn, host_id)
+            return copies.leave(conn, host_id, snapshot_id)
+
+        if await self.store.write(work):
+            LOG.info(names.COPY_GIVEN_UP, snapshot_id=snapshot_id, host_id=host_id)
+            self.reconciler.hub.wake_host(host_id)
+
+    async def count(self, host_id: str, has: Sequence[str]) -> None:
+        """A host says what it has: what of that it has fetched, and is not counted, is from now on. An earlier release did not, nor did a backup of
+        before. *Idempotency*: said again, it changes nothing.
+        """
+        if not await self.store.read(lambda conn: copies.unrecorded(conn, host_id, has)):
+            return
+        now = self.clock.now()
+
+        def work(conn: sa.Connection) -> Vector:
+            hosts.locked(conn, host_id)
+            for one in copies.unrecorded(conn, host_id, has):
+                copies.take(conn, host_id, one.id, disk_mib=copies.size_mib(one), now=now)
+            hints.host(conn, host_id)
+            return facts.used(conn, host_id)
+
+        self.reconciler.directory.use(host_id, await self.store.write(work))
 
     async def lost(self, host_id: str) -> None:
         """A host is fenced, and its last lease has run out."""
         now = self.clock.now()
 
-        def work(conn: sa.Connection) -> list[tuple[Snapshot, Vector]]:
+        def work(conn: sa.Connection) -> tuple[list[tuple[Snapshot, Vector]], Vector]:
+            copies.lost(conn, host_id)
             outcomes = (keeping.lost(one, now=now) for one in snapshots.held_on(conn, host_id))
-            return [self._commit(conn, outcome, now) for outcome in outcomes if outcome is not None]
+            return [self._commit(conn, outcome, now) for outcome in outcomes if outcome is not None], facts.used(conn, host_id)
 
         # Asked at each look at a host that is fenced: mostly there is nothing any more.
-        if not await self.store.read(lambda conn: snapshots.held_on(conn, host_id)):
+        if not await self.store.read(lambda conn: snapshots.held_on(conn, host_id) or copies.any_on(conn, host_id)):
             return
-        for done in await self.store.write(work):
+        gone, used = await self.store.write(work)
+        self.reconciler.directory.use(host_id, used)
+        for done in gone:
             self._told(*done)
 
     async def run(self) -> None:

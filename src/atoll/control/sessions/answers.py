@@ -7,7 +7,6 @@ burst it travels alone (a payload by itself always fits, see `orders.PAYLOAD_BYT
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,17 +24,13 @@ from atoll.domain.command import Kind
 from atoll.domain.host import Host
 from atoll.domain.snapshot import State
 from atoll.domain.spec import SaveMode
-from atoll.planning import relieving
-from atoll.planning.placing import Advert
-from atoll.store import facts, hosts, restoring, snapshots
+from atoll.store import copies, hosts, restoring, snapshots
 from atoll.store.engine import Store
 from atoll.wire import agent as wire
 
 ENDS_PER_POLL_MAX: Final = 256
 FORGET_PER_POLL_MAX: Final = 1024
 UNKNOWN_PER_POLL_MAX: Final = 256
-HEAD_START_UNUSED_S: Final = 3600.0
-"""How long a host has a head start that it fetched, and from which nothing begins any more, unless its disk is nearly all granted."""
 COMMANDS_BYTES_MAX: Final = 144 * 1024
 """Of commands with their payloads in one answer. The rest of a message is for ends (38 KiB), tombstones to forget (30), acknowledgements
 (11), unknown placements (8) and what surrounds them."""
@@ -105,12 +100,9 @@ class Answers:
         return answer
 
     def _kept(self, conn: sa.Connection, host: Host, poll: wire.Poll) -> Sequence[snapshots.Wanted]:
-        """What is wanted of a host's snapshots. What it has says a poll only now and then."""
-        if not poll.kept:
-            return snapshots.wanted(conn, host.id)
-        pressed = relieving.wants_relief(Advert(host, facts.used(conn, host.id)))
-        used_after = math.inf if pressed else self.orders.clock.now() - HEAD_START_UNUSED_S
-        return snapshots.wanted(conn, host.id, has=poll.kept, used_after=used_after)
+        """What is wanted of a host's snapshots, its own and those that it has fetched. What it has says a poll only now and then."""
+        found = (*snapshots.wanted(conn, host.id, has=poll.kept), *copies.ordered_away(conn, host.id))
+        return list({one.id: one for one in found}.values())
 
     async def _fill(
         self, answer: wire.PollAnswer, poll: wire.Poll, room: list[str], late: set[str], *, gone: dict[str, int], received_at: float

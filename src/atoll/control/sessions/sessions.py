@@ -160,6 +160,8 @@ class Sessions:
         acknowledged, _ = await self.hear(host, poll.observations, epoch=poll.epoch)
         if not known:
             return wire.PollAnswer(lease_s=lease_s, incarnation=self._incarnation, acknowledged=acknowledged)
+        if poll.kept and self._snapshots is not None:
+            await self._snapshots.count(host.id, poll.kept)
         with self._hub.work_for(host.id) as work:
             until = self._clock.boot() + poll.park_s
             while True:

@@ -28,6 +28,16 @@ def _grants(change: Change) -> bool:
     return after is not None and after["holding"] != Holding.NONE and (before is None or before["holding"] == Holding.NONE)
 
 
+def copy_of(host_id: str, snapshot_id: str) -> str:
+    """By what a ledger has a host's copy of a snapshot."""
+    return f"{host_id} {snapshot_id}"
+
+
+def _key(change: Change) -> str:
+    row = change.row
+    return copy_of(row["host_id"], row["snapshot_id"]) if change.table == "copies" else str(row["id"])
+
+
 _FIRST_REVISION: Final = 1
 _DECIDED: Final = ("revision", "state", "generation", "placement_id", "host_id", "reason", "started_at")
 """Columns that only a decision changes; a request's name is forgotten, and times are moved by a step of the clock, without one."""
@@ -63,6 +73,8 @@ class Ledger:
     placements: dict[str, Row] = field(default_factory=dict)
     hosts: dict[str, Row] = field(default_factory=dict)
     snapshots: dict[str, Row] = field(default_factory=dict)
+    copies: dict[str, Row] = field(default_factory=dict)
+    """Of snapshots that hosts have fetched, by both ids (`copy_of`)."""
     events: int = 0
     """The newest event's number."""
     certified: set[str] = field(default_factory=set)
@@ -72,26 +84,31 @@ class Ledger:
 
     def taken_back(self, rows: Sequence[Change]) -> None:
         """The store is what it was some time ago."""
-        self.sandboxes, self.placements, self.hosts, self.snapshots, self.events = {}, {}, {}, {}, 0
+        self.sandboxes, self.placements, self.hosts, self.snapshots, self.copies, self.events = {}, {}, {}, {}, {}, 0
         # By what is on record now, their sandboxes are on them.
         self.left.clear()
         for change in rows:
             if change.table == "events":
                 self.events = max(self.events, change.row["seq"])
-            elif change.table in ("sandboxes", "placements", "hosts", "snapshots"):
-                getattr(self, change.table)[change.row["id"]] = change.row
+            elif change.table in ("sandboxes", "placements", "hosts", "snapshots", "copies"):
+                getattr(self, change.table)[_key(change)] = change.row
 
     def take(self, changes: Sequence[Change]) -> None:
         """One commit. *Errors*: Violated."""
         for change in changes:
-            tables = {"sandboxes": self.sandboxes, "placements": self.placements, "hosts": self.hosts, "snapshots": self.snapshots}
+            tables = {
+                "sandboxes": self.sandboxes,
+                "placements": self.placements,
+                "hosts": self.hosts,
+                "snapshots": self.snapshots,
+                "copies": self.copies,
+            }
             rows = tables.get(change.table)
-            row = change.row
             if rows is not None:
                 if change.after is None:
-                    rows.pop(row["id"], None)
+                    rows.pop(_key(change), None)
                 else:
-                    rows[row["id"]] = change.after
+                    rows[_key(change)] = change.after
         for change in changes:
             self._certified(change)
         # What a restore has lost comes back as it is, and by no move of its table.
@@ -100,6 +117,7 @@ class Ledger:
             if change.after is not None and not (change.table == "sandboxes" and change.after["id"] in back):
                 _CHECKS[change.table](self, change.before, change.after)
         if not back:
+            # What a host names that was fetched before it was counted is there, room or not; only grants are held to what it has.
             self._sums({c.row["host_id"] for c in changes if c.table == "placements" and _grants(c)})
 
     def held_by(self, sandbox_id: str) -> list[str]:
@@ -111,7 +129,13 @@ class Ledger:
         mine = [row for row in self.placements.values() if row["host_id"] == host_id and row["holding"] != Holding.NONE]
         sums = {name: sum(int(row[f"held_{name}"]) for row in mine) for name in _VECTOR}
         kept = (int(row["held_disk_mib"]) for row in self.snapshots.values() if row["host_id"] == host_id)
-        return {**sums, "disk_mib": sums["disk_mib"] + sum(kept)}
+        fetched = (int(row["disk_mib"]) for row in self.copies.values() if row["host_id"] == host_id)
+        return {**sums, "disk_mib": sums["disk_mib"] + sum(kept) + sum(fetched)}
+
+    def uncounted(self, host_id: str, has: Collection[str]) -> list[str]:
+        """Of the snapshots that a machine has: those that were made elsewhere, and that count nowhere for its host."""
+        strange = (name for name in has if name in self.snapshots and self.snapshots[name]["host_id"] != host_id)
+        return [name for name in strange if copy_of(host_id, name) not in self.copies]
 
     def _certified(self, change: Change) -> None:
         before, after = change.before, change.after
@@ -134,6 +158,12 @@ class Ledger:
             raise Violated(f"snapshot {after['id']} went from revision {before['revision']} to {after['revision']}")
         if (after["held_disk_mib"] == 0) is not (now in sn.TERMINAL or after["copy"] == sn.Copy.NONE):
             raise Violated(f"snapshot {after['id']} is {now} and holds {after['held_disk_mib']} MiB")
+
+    def _copy(self, before: Row | None, after: Row) -> None:
+        if after["disk_mib"] <= 0 or (before is not None and after["disk_mib"] != before["disk_mib"]):
+            raise Violated(f"the copy of {after['snapshot_id']} on {after['host_id']} holds {after['disk_mib']} MiB")
+        if before is None and after["leaving"]:
+            raise Violated(f"the copy of {after['snapshot_id']} on {after['host_id']} begins by leaving")
 
     def _sums(self, host_ids: set[str]) -> None:
         for host_id in sorted(host_ids):
@@ -203,6 +233,7 @@ _CHECKS: Final = {
     "hosts": Ledger._host,  # noqa: SLF001
     "events": Ledger._event,  # noqa: SLF001
     "snapshots": Ledger._snapshot,  # noqa: SLF001
+    "copies": Ledger._copy,  # noqa: SLF001
 }
 
 

@@ -41,6 +41,7 @@ _WATCHED: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "hosts": ("id", "name", "admin", "revision", "cpu_millis", "memory_mib", "disk_mib", "slots", "credential_version", "epoch", "seen_at", "isolations", "problems"),
     "snapshots": ("id", "revision", "state", "purpose", "host_id", "sandbox_id", "held_disk_mib", "copy", "moment"),
+    "copies": ("host_id", "snapshot_id", "disk_mib", "leaving"),
     "events": ("seq", "type", "sandbox_id", "generation", "state", "reason"),
 }  # fmt: skip
 

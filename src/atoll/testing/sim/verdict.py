@@ -460,6 +460,8 @@ def _not_at_rest(world: World) -> str | None:
         stray = sorted(set(host.things.placements) - wanted)
         if stray:
             return f"{host.name} has {', '.join(stray)}, which nobody wants"
+        if uncounted := ledger.uncounted(host.identity.host_id, host.things.kept):
+            return f"{host.name} has {', '.join(uncounted)}, which counts nowhere"
     return warmth.not_kept(world)
 
 
@@ -511,6 +513,8 @@ def _kept(world: World) -> str | None:
     for snapshot_id, row in world.ledger.snapshots.items():
         if sn.State(row["state"]) not in sn.TERMINAL:
             return f"snapshot {snapshot_id} is still {row['state']}"
+    for copy in world.ledger.copies.values():
+        return f"{copy['snapshot_id']} is counted for {copy['host_id']}, and there is none"
     # What was kept after the backup that the store was taken back to is on no record any more.
     wrong = [host for host in world.hosts if host.things.kept and not world.history.taken_back]
     return next((f"{host.name} still keeps {', '.join(sorted(host.things.kept))}" for host in wrong), None)
