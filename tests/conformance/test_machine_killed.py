@@ -292,7 +292,14 @@ async def test_the_disk_fills_while_it_is_saved_or_kept(small, binaries, cache, 
                 same = "cd /dev/shm && md5sum <kept | cmp - sum && echo same"
                 assert (await shell(guest, same)).out == "same\n", f"it goes on after {verb} with {spare_mib} MiB"
                 LOG.info("%s of %s with %s MiB of room: %s, it goes on", verb, program, spare_mib, refused.code)
+        # What comes back has a disk of its own again.
+        await shell(guest, "head -c 30000000 /dev/urandom >/filled; sync")
         await driver.save(order, SaveMode.FULL)
+        fill(small, 2)
+        refused = await refusal(driver.restore(order))
+        assert refused.code is Code.HOST_DISK_FULL, refused
+        assert (await driver.inspect(order.placement_id)).power is Power.SAVED, "what was saved is as it was"
+        (small / "filler").unlink()
         guest = await stand.guest(order, await driver.restore(order))
         assert (await shell(guest, same)).out == "same\n"
         await driver.discard(order.placement_id)

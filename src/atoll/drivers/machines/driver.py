@@ -173,13 +173,13 @@ class MachineDriver(OciDriver):
 
     def _keep_files_alone(self, placement_id: str, save: saves.Save) -> saves.Save:
         directory = self._view.directory(placement_id)
-        draft = saves.begin(directory)
+        free, draft = self._free(), saves.begin(directory)
         try:
             self._machine.files_alone(save.directory, draft)
             return saves.publish(directory, SaveMode.FILES)
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
-            raise self._not_saved(error) from error
+            raise self._not_saved(error, free, placement_id) from error
 
     # -- elsewhere
 

@@ -312,7 +312,7 @@ class OciDriver(Moving):
         launch = self._launch(order, rootfs)
         live.ending, live.reason, live.prepared = False, None, None
         try:
-            pid = await self._abide(order.placement_id, lambda: begin(launch))
+            pid = await self._abide(order.placement_id, lambda: self._begun(launch, begin))
         except BaseException:
             # runsc takes addresses out of the namespace as it starts: whatever happened, this slot cannot be used again.
             with contextlib.suppress(OSError, Refused):
@@ -322,6 +322,18 @@ class OciDriver(Moving):
         self._watches.watch(order.placement_id, pid)
         self._spawn(self._settle(pid, slot), f"settle {order.placement_id}")
         return Seen(Power.RUNNING, address=slot.address, pid=pid)
+
+    def _begun(self, launch: Launch, begin: Callable[[Launch], int]) -> int:
+        """Blocking. *Errors*: as `begin`, but that a full disk is told as such: a runtime says only that it ended, or nothing."""
+        free = self._free()
+        try:
+            return begin(launch)
+        except (Refused, OSError) as error:
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            # By what there was: what it could write has gone with it.
+            if full or free < self._bytes_to_begin(launch.order):
+                raise Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir} has no room for what it begins from: {error}") from error
+            raise
 
     async def _settle(self, pid: int, slot: Slot) -> None:
         """What the create path need not wait for."""

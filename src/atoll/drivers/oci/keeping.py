@@ -16,7 +16,7 @@ from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
 from atoll.drivers.oci import look, saves
 from atoll.drivers.oci.runtime import Launch
-from atoll.drivers.oci.saving import Saving
+from atoll.drivers.oci.saving import NO_ROOM_BYTES, Saving
 from atoll.drivers.port import Order, Saved
 from atoll.hostops import cgroups
 from atoll.wire.guest import GUEST_PATH, PLACEMENT_PATH, PlacementFile
@@ -50,7 +50,7 @@ class Keeping(Saving):
         directory = self._view.directory(order.placement_id)
         self._require_room(order)
         done = mode if self._runtime.saves is SaveMode.FULL else SaveMode.FILES
-        draft = saves.begin(directory)
+        free, draft = self._free(), saves.begin(directory)
         self._step("draft")
         try:
             if self._runtime.halts_to_keep:
@@ -66,7 +66,7 @@ class Keeping(Saving):
             shutil.rmtree(draft, ignore_errors=True)
             with contextlib.suppress(Refused, OSError, ValueError):
                 self._runtime.go_on(order.placement_id)
-            raise self._not_saved(error) from error
+            raise self._not_saved(error, free, order.placement_id) from error
 
     def _halt(self, placement_id: str) -> None:
         if not cgroups.freeze(self._view.layout, self._view.group(placement_id)):
@@ -98,6 +98,18 @@ class Keeping(Saving):
             return saves.read(self._kept(order.spec.origin.snapshot_id))
         except Refused as error:
             raise Refused(Code.SNAPSHOT_UNAVAILABLE, error.message) from error
+
+    def _bytes_to_begin(self, order: Order) -> int:
+        """What a guest of this order may write before it goes: at most what is saved of it, or of what it begins from. Blocking; never raises."""
+        try:
+            save = saves.read(self._view.directory(order.placement_id) / saves.SAVED)
+        except Refused:
+            try:
+                found = self._origin(order)
+            except Refused:
+                found = None
+            return NO_ROOM_BYTES if found is None else max(NO_ROOM_BYTES, found.size_bytes)
+        return max(NO_ROOM_BYTES, save.size_bytes)
 
     async def _beginning(self, order: Order) -> Callable[[Launch], int]:
         """How the runtime begins this order's guest. *Errors*: as `_origin`."""

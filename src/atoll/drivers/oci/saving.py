@@ -29,7 +29,7 @@ from atoll.drivers.port import Order, Saved, Seen
 from atoll.hostops import cgroups, processes
 
 FLUSH_AFTER_S: Final = 0.3
-_NO_ROOM_BYTES: Final = 1 << 20
+NO_ROOM_BYTES: Final = 1 << 20
 _WRITERS: Final = frozenset({"checkpoint", "fscheckpoint", "pause"})
 
 
@@ -91,7 +91,7 @@ class Saving(Clearing):
         directory = self._view.directory(placement_id)
         self._require_room(order)
         done = mode if self._runtime.saves is SaveMode.FULL else SaveMode.FILES
-        draft = saves.begin(directory)
+        free, draft = self._free(), saves.begin(directory)
         self._step("draft")
         try:
             if frozen:
@@ -103,28 +103,38 @@ class Saving(Clearing):
             shutil.rmtree(draft, ignore_errors=True)
             with contextlib.suppress(Refused, OSError, ValueError):
                 self._runtime.go_on(placement_id)
-            raise self._not_saved(error) from error
+            raise self._not_saved(error, free, placement_id) from error
 
-    def _not_saved(self, error: Refused | OSError) -> Refused:
-        """A full disk is told as such, whoever has met it: a runtime only says that it failed."""
-        space = os.statvfs(self._config.state_dir)
+    def _not_saved(self, error: Refused | OSError, free: int, placement_id: str) -> Refused:
+        """A full disk is told as such, whoever has met it: a runtime only says that it failed.
+
+        `free`: what there was before, as what it could write has gone by now. *Units*: bytes.
+        """
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or space.f_bavail * space.f_frsize < _NO_ROOM_BYTES:
+        if full or min(free, self._free()) < NO_ROOM_BYTES or free < self._bytes_of(placement_id):
             return Refused(Code.HOST_DISK_FULL, f"{self._config.state_dir} is full: {error}")
         return error if isinstance(error, Refused) else Refused(Code.SAVE_FAILED, f"it could not be saved: {error}")
 
     def _require_room(self, order: Order) -> None:
         """*Errors*: Refused HOST_DISK_FULL. A save that finds no room half-way is undone, but takes the others' room meanwhile."""
-        space = os.statvfs(self._config.state_dir)
-        free = space.f_bavail * space.f_frsize - (self._config.disk_spare_mib << 20)
+        free = self._free() - (self._config.disk_spare_mib << 20)
         if free >= (order.spec.memory_mib + order.spec.disk_mib) << 20:
             # There is room for all that it may have: what it has need not be measured.
             return
-        spent = usage.measure(self._view, [order.placement_id], {}).get(order.placement_id)
-        need = 0 if spent is None else spent.memory_bytes + spent.cache_bytes + spent.disk_bytes
+        need = self._bytes_of(order.placement_id)
         if free < need:
             message = f"saving it may take {need >> 20} MiB, and {self._config.state_dir} has {max(0, free) >> 20} MiB to spare"
             raise Refused(Code.HOST_DISK_FULL, message)
+
+    def _free(self) -> int:
+        """Of the disk on which placements are. *Units*: bytes."""
+        space = os.statvfs(self._config.state_dir)
+        return space.f_bavail * space.f_frsize
+
+    def _bytes_of(self, placement_id: str) -> int:
+        """What it has that would be saved; 0 where nothing of it runs."""
+        spent = usage.measure(self._view, [placement_id], {}).get(placement_id)
+        return 0 if spent is None else spent.memory_bytes + spent.cache_bytes + spent.disk_bytes
 
     async def restore(self, order: Order, *, reboot: bool = False) -> Seen:
         self._expect_start()
