@@ -23,8 +23,8 @@ TO_RUN: Final = (
     "runc",
     "util-linux",
 )
-# What testing needs besides: Go's race detector links with C; the store's suite runs on PostgreSQL too.
-TO_TEST: Final = (*TO_RUN, "gcc", "git", "libc6-dev", "postgresql", "skopeo")
+# What testing needs besides: images of one static program; Go's race detector links with C; the store's suite runs on PostgreSQL too.
+TO_TEST: Final = (*TO_RUN, "busybox-static", "gcc", "git", "libc6-dev", "postgresql", "skopeo")
 
 
 def missing(packages: Sequence[str]) -> list[str]:
