@@ -154,7 +154,11 @@ func finish(layer Layer, rest io.Reader, squeezed, expanded *counter) error {
 func expand(from io.Reader, compression Compression) (io.Reader, func(), error) {
 	switch compression {
 	case Gzip:
-		reader, err := gzip.NewReader(bufio.NewReaderSize(from, 64<<10))
+		buffered := bufio.NewReaderSize(from, 64<<10)
+		if isTar(buffered) {
+			return buffered, func() {}, nil
+		}
+		reader, err := gzip.NewReader(buffered)
 		if err != nil {
 			return nil, nil, corrupt(err, "a layer is no gzip stream")
 		}
@@ -168,6 +172,13 @@ func expand(from io.Reader, compression Compression) (io.Reader, func(), error) 
 		return reader, reader.Close, nil
 	}
 	return from, func() {}, nil
+}
+
+// isTar says whether a layer that is called gzip is a plain archive: Docker calls all so that it pushes, also those that it has pulled
+// as they are and that the registry has already. The digests decide in any case.
+func isTar(from *bufio.Reader) bool {
+	header, err := from.Peek(512)
+	return err == nil && string(header[257:262]) == "ustar" && (header[0] != 0x1f || header[1] != 0x8b)
 }
 
 // admit checks a header and counts it; nil for one that stands for nothing.

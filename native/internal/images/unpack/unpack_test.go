@@ -312,6 +312,20 @@ func TestDigestsAndForms(t *testing.T) {
 	}
 }
 
+func TestAPlainLayerThatDockerCallsGzip(t *testing.T) {
+	raw := pack(t, file("a", strings.Repeat("text ", 1000)))
+	layer := Layer{Content: bytes.NewReader(raw), Compression: Gzip, Digest: sum(raw), Size: int64(len(raw)), DiffID: sum(raw)}
+	if err := Check(context.Background(), layer, &Meter{Limits: DefaultLimits}); err != nil {
+		t.Error(err)
+	}
+	bad := bytes.Clone(raw)
+	bad[600] ^= 1
+	layer.Content = bytes.NewReader(bad)
+	if err := Check(context.Background(), layer, &Meter{Limits: DefaultLimits}); codeOf(err) != CodeCorrupt {
+		t.Errorf("flipped: %v", err)
+	}
+}
+
 func TestBombs(t *testing.T) {
 	raw := pack(t, file("zeros", strings.Repeat("\x00", 32<<20)))
 	var zipped bytes.Buffer
