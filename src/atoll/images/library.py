@@ -192,7 +192,9 @@ class Library:
 
         *Errors*: those of Artifacts: then nothing more went. *Idempotency*: a second time finds nothing.
         """
-        wanted = {*wanted, *[await self._image_of(info.key) async for info in self.artifacts.list(MACHINES)]}
+        named = [*wanted, *[await self._image_of(info.key) async for info in self.artifacts.list(MACHINES)]]
+        # A template whose first build is under way has no image yet.
+        wanted = {image for image in named if image}
         kept: set[str] = set()
         for image in wanted:
             await self.documents(image)
