@@ -233,6 +233,40 @@ def test_a_start_command_that_is_not_ready_in_time_says_what_it_wrote_last(insta
     nothing_left(instance)
 
 
+def test_a_start_command_that_never_gets_ready_fails_its_sandbox(instance: Instance, client: Client, name: str) -> None:
+    """It was ready in its build: there the machine was smaller. Nothing of the sandbox stays, and the template is as good as it was."""
+    smaller = "test $(sed -n 's/^MemTotal: *//p' /proc/meminfo | cut -d' ' -f1) -lt 700000"
+    done = ended(client, start(client, name, ["true"], startCmd="echo waiting for less memory; sleep infinity", readyCmd=smaller))
+    assert done["status"] == "ready", done
+    asked = client.http.post("/v1/sandboxes", json={"template": name, "size": {"memoryMib": 1024}, "wait": False}).raise_for_status().json()
+    view: dict[str, Any] = {}
+
+    def over() -> bool:
+        view.update(client.http.get(f"/v1/sandboxes/{asked['id']}").json())
+        return view["state"] in ("failed", "released", "ready")
+
+    until(over, within_s=200, what=lambda: str(view))
+    assert (view["state"], view["reason"]) == ("failed", "START_COMMAND_FAILED"), view
+    assert "was not ready within 45 s" in view["detail"], view
+    assert "waiting for less memory" in view["detail"], "what it has said last"
+    nothing_left(instance)
+    sandbox = client.create(template=name)
+    sandbox.kill()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_start_command_that_never_gets_ready_ends_its_build(instance: Instance, client: Client, name: str) -> None:
+    build = start(client, name, ["true"], startCmd="echo i take for ever; sleep infinity", readyCmd="false")
+    until(lambda: status(client, build)["status"] != "building", within_s=800)
+    done = status(client, build)
+    assert done["status"] == "error", done
+    assert done["reason"]["step"] == "finalize", done
+    assert "i take for ever" in json.dumps(done["reason"]), done
+    assert client.http.post("/v1/sandboxes", json={"template": name}).status_code == 404
+    nothing_left(instance)
+
+
 def test_what_steps_leave_in_tmp_is_there_for_the_next_and_not_in_sandboxes(instance: Instance, client: Client, name: str) -> None:
     done = ended(client, start(client, name, ["echo kept >/tmp/kept", "cp /tmp/kept /home/user/copied", "ls /tmp"]))
     assert done["status"] == "ready", done
