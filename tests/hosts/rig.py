@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -197,6 +198,8 @@ class Machine:
         self.misfortune = Misfortune.of(rig.library, self.name)
         self.first: subprocess.Popen[bytes] | None = None
         self.agent: Program | None = None
+        self.binaries: Path | None = None
+        """Programs of its own, in the place of those of this checkout."""
 
     # Power.
 
@@ -256,6 +259,8 @@ class Machine:
 
     def environment(self, **more: str) -> dict[str, str]:
         own = {"ATOLL_HOME": str(self.home), "ATOLL_AGENT_DRIVER": self.rig.driver, **self.misfortune.environment}
+        if self.binaries is not None:
+            own["ATOLL_BIN"] = str(self.binaries)
         return self.rig.environment(**{**own, **more})
 
     def join(self, token: str, *options: str, check: bool = True, name: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -263,6 +268,13 @@ class Machine:
             ATOLL, "agent", "join", self.rig.replicas[0].secure_url, "--name", name or self.name, "--ca-pin", self.rig.pin,
             "--token-env", "ATOLL_TOKEN", "--json", *options, check=check, ATOLL_TOKEN=token,
         )  # fmt: skip
+
+    def configure(self, name: str, value: object) -> None:
+        """Change a line of its `host.toml`, for agents that are started later."""
+        file = self.home / "host.toml"
+        text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", file.read_text())
+        assert count == 1, name
+        file.write_text(text)
 
     def start_agent(self) -> None:
         command = self.command(sys.executable, "-P", "-m", "atoll.programs.agent_main")
@@ -410,9 +422,12 @@ class Rig:
     def operator_token(self, name: str) -> str:
         return str(self.call("POST", "/v1/enrollment-tokens", hostName=name)["token"])
 
-    def enrol_all(self) -> None:
+    def enrol_all(self, **settings: object) -> None:
+        """`settings`: of every machine's `host.toml`."""
         for machine in self.machines:
             machine.join(self.operator_token(machine.name))
+            for name, value in settings.items():
+                machine.configure(name, value)
             machine.start_agent()
         until(lambda: self.healthy() == len(self.machines), within_s=START_S, what=self.last_words)
 
