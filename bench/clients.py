@@ -98,6 +98,13 @@ class Api:
         answer = await self._call("POST", "/v1/sandboxes", json=body)
         return Made(answer["id"], answer["placement"]["id"], answer["accessToken"])
 
+    async def create_waking(self, template: str = "base") -> Made:
+        """Create one that traffic wakes, as E2B's clients ask for it, of its template's size and the default class."""
+        body = {"templateID": template, "timeout": 900, "secure": True, "autoPause": True, "autoResume": {"enabled": True}}
+        answer = await self._call("POST", "/sandboxes", json=body)
+        placement = (await self._call("GET", f"/v1/sandboxes/{answer['sandboxID']}"))["placement"]
+        return Made(answer["sandboxID"], placement["id"], answer["envdAccessToken"])
+
     async def rest(self, made: Made, verb: str) -> None:
         """`pause`, `suspend` or `resume` it, and wait until it is so."""
         await self._call("POST", f"/v1/sandboxes/{made.id}/{verb}")

@@ -73,3 +73,8 @@ def difference(ours: Sample, bare: Sample) -> float:
 def paired(ours: Sequence[float], bare: Sequence[float]) -> float:
     """The median of differences taken pair by pair: what was measured at the same time is compared with each other."""
     return quantile([a - b for a, b in zip(ours, bare, strict=True)], 0.5)
+
+
+def ratio(ours: Sequence[float], bare: Sequence[float]) -> float:
+    """The median of quotients taken pair by pair."""
+    return quantile([a / b for a, b in zip(ours, bare, strict=True)], 0.5)

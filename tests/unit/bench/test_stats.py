@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from bench import report, run
 from bench.findings import Finding, Verdict
 from bench.parts import PARTS
-from bench.stats import Sample, figure, paired, quantile
+from bench.stats import Sample, figure, paired, quantile, ratio
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200)
+
+
+def test_ratios_are_taken_pair_by_pair() -> None:
+    assert ratio([2.0, 30.0, 400.0], [1.0, 10.0, 100.0]) == pytest.approx(3.0)
+    with pytest.raises(ValueError, match="shorter"):
+        ratio([1.0, 2.0], [1.0])
 
 
 @given(VALUES)
