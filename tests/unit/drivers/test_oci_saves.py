@@ -95,10 +95,13 @@ def test_what_is_set_aside_is_not_saved_any_more_and_makes_room_for_the_next(tmp
         pasts.append(saves.set_aside(tmp_path))
         assert not saves.exists(tmp_path)
     assert len(set(pasts)) == 2
-    saves.clear(pasts[0])
-    assert [path.exists() for path in pasts] == [False, True]
-    saves.drop(tmp_path)
+    saves.clear_past(tmp_path)
     assert list(tmp_path.iterdir()) == [], "also what a killed run has left"
+    (saves.begin(tmp_path) / "pages.img").write_bytes(b"x")
+    saves.publish(tmp_path, SaveMode.FULL)
+    assert saves.set_aside(tmp_path).exists()
+    saves.drop(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "whoever removes all of it need not wait"
     assert not saves.set_aside(tmp_path).exists(), "a second time finds nothing"
 
 

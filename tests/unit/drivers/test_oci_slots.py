@@ -103,6 +103,35 @@ async def test_the_connections_of_a_slot_that_went_are_forgotten_soon(pool_and_w
     await until(lambda: works.forgotten == [slot.number])
 
 
+async def test_whoever_starts_a_guest_has_the_machine_before_the_pool(monkeypatch):
+    monkeypatch.setattr(module, "REFILL_DELAY_S", 0.01)
+    works = PaperWorks()
+    pool = SlotPool(Names("abcdefgh"), subnet=0, size=4, works=lambda: works)
+    await pool.open()
+    await until(lambda: pool.ready_count == 4)
+    slots = [await pool.reserve() for _ in range(6)]
+    assert works.made == 6, "who finds none has one made"
+    await asyncio.sleep(0.1)
+    assert works.made == 6, "nothing is made ahead while they start"
+    for slot in slots:
+        await pool.settle(slot)
+    await until(lambda: pool.ready_count == 4)
+    await pool.close()
+
+
+async def test_a_start_that_lasts_does_not_keep_the_pool_empty(monkeypatch):
+    monkeypatch.setattr(module, "REFILL_DELAY_S", 0.01)
+    monkeypatch.setattr(module, "REFILL_LATE_S", 0.05)
+    works = PaperWorks()
+    pool = SlotPool(Names("abcdefgh"), subnet=0, size=2, works=lambda: works)
+    await pool.open()
+    await until(lambda: pool.ready_count == 2)
+    for _ in range(2):
+        await pool.reserve()
+    await until(lambda: pool.ready_count == 2)
+    await pool.close()
+
+
 async def test_a_settled_slots_descriptor_is_closed_once(pool_and_works):
     pool, works = pool_and_works
     slot = await pool.reserve()

@@ -2,8 +2,9 @@
 
 Theory of operation. A guest is over when its processes are: memory and CPU are free then, and nothing of it goes on. What they leave (the
 runtime's files, control groups, the slot) keeps nobody waiting where the guest was saved: it is cleared away behind the answer, under the
-placement's lock, and whoever comes first does it, or finds it done. Only what this run has seen to its end counts as cleared; of anything
-else the machine is asked.
+placement's lock, and whoever comes first does it, or finds it done. The slot goes by itself, as the kernel takes its time with an interface: who
+goes on from what was saved gets another slot, and needs this one neither there nor gone. Only what this run has seen to its end counts as
+cleared; of anything else the machine is asked.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ class Over(Enum):
     """Nothing: a look says what there is."""
     KILLED = auto()
     """Its processes have ended; what they leave may be there."""
+    PARTED = auto()
+    """As KILLED, and its slot goes by itself."""
     CLEARED = auto()
-    """Nothing but its directory is there."""
+    """Nothing but its directory is there, and perhaps a slot that is going."""
 
 
 @dataclass(slots=True)
@@ -128,8 +131,21 @@ class Clearing(Abiding):
         """End what there is of a guest; its files stay, and its end is no news. *Errors*: as `_end`."""
         live = self._live.setdefault(placement_id, Live())
         live.ending = True
-        if live.over is not Over.CLEARED:
+        if live.over is Over.PARTED:
+            await self._end_remains(placement_id, live)
+        elif live.over is not Over.CLEARED:
             await self._end(placement_id, strays=self._may_have_strays(placement_id))
+
+    async def _end_remains(self, placement_id: str, live: Live) -> None:
+        """Runtime files and control groups of a guest that has ended go. *Errors*: as `_end`."""
+        await self._outlast(placement_id)
+        failures = await self._each(
+            self._step_of("runtime state removed", lambda: ending.end_runtime(self._view, placement_id)),
+            self._step_of("groups removed", lambda: ending.end_groups(self._view, placement_id)),
+        )
+        if failures:
+            raise Refused(Code.CLEANUP_FAILED, f"{placement_id}: {'; '.join(failures)}")
+        live.over = Over.CLEARED
 
     def _may_have_strays(self, placement_id: str) -> bool:
         """Whether a runtime of an earlier run may still be at it, that is in no group of its own yet."""
@@ -143,16 +159,33 @@ class Clearing(Abiding):
         strays = self._may_have_strays(placement_id)
         self._watches.unwatch(placement_id)
         await self._blocking(lambda: ending.end_processes(self._view, placement_id, strays=strays))
-        live.over = Over.KILLED
+        slot, live.slot, live.prepared = live.slot, None, None
+        live.over = Over.KILLED if slot is None else Over.PARTED
         self._step("killed")
-        task = self._spawn(self._clear_away(placement_id), f"clear away {placement_id}")
+        if slot is not None:
+            self._behind(self._let_slot_go(live, slot), f"slot of {placement_id}")
+        self._behind(self._clear_away(placement_id), f"clear away {placement_id}")
+
+    def _behind(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Something that nobody waits for but whoever closes the driver."""
+        task = self._spawn(work, name)
         self._clearing.add(task)
         task.add_done_callback(self._clearing.discard)
+
+    async def _let_slot_go(self, live: Live, slot: Slot) -> None:
+        """One that cannot be removed is met again, by its placement's name, by whoever ends that."""
+        try:
+            await self._pool.give_back(slot.number, slot.address)
+        except (OSError, Refused):
+            if live.over is not Over.UNKNOWN:
+                live.over = Over.KILLED
+        else:
+            self._step("slot removed")
 
     async def _clear_away(self, placement_id: str) -> None:
         """Unless somebody has come first. What cannot be cleared away is met again by whoever wants the placement next."""
         async with self._lock(placement_id):
             live = self._live.get(placement_id)
-            if live is not None and live.over is Over.KILLED:
+            if live is not None and live.over in (Over.KILLED, Over.PARTED):
                 with contextlib.suppress(Refused, OSError):
-                    await self._end(placement_id, strays=False)
+                    await self._end_as_told(placement_id)

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.oci import bundle, capturing, console, freezing, look, probes, selftest, usage
+from atoll.drivers.oci import bundle, capturing, console, freezing, look, probes, saves, selftest, usage
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.clearing import Live, Over
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
@@ -74,6 +74,7 @@ class OciDriver(Moving):
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._clearing: set[asyncio.Task[None]] = set()
+        self._flushes = {}
         self._expecting: asyncio.Task[None] | None = None
         gvisor = config.runtime is RuntimeKind.RUNSC
         self._capabilities = self._declare()
@@ -388,8 +389,15 @@ class OciDriver(Moving):
         return await self._blocking(lambda: look.traces(self._view, placement_id, self._pool.existing()))
 
     async def inspect(self, placement_id: str) -> Seen:
-        found = look.seen(await self._look(placement_id))
         live = self._live.get(placement_id)
+        if (
+            live is not None
+            and live.over is not Over.UNKNOWN
+            and await self._blocking(lambda: saves.exists(self._view.directory(placement_id)))
+        ):
+            # Its guest was seen to its end by this run, and none was begun since: to look through the host would only keep its resume waiting.
+            return Seen(Power.SAVED, leftovers=(f"directory {self._view.directory(placement_id)}",))
+        found = look.seen(await self._look(placement_id))
         if found.power is Power.STOPPED and live is not None and live.reason is not None:
             return Seen(found.power, reason=live.reason, leftovers=found.leftovers)
         return found

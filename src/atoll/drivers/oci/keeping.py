@@ -29,7 +29,7 @@ class Keeping(Saving):
         place = self._kept(snapshot_id)
         async with self._lock(order.placement_id):
             if not await self._blocking((place / saves.LIST).exists):
-                found = await self._look(order.placement_id)
+                found = await self._blocking(lambda: look.vital(self._view, order.placement_id))
                 self._require_running(order, found)
                 await self._abide(order.placement_id, lambda: self._keep(order, mode, place, found))
                 self._step("kept")
@@ -37,7 +37,7 @@ class Keeping(Saving):
         self._flush_soon(snapshot_id, save)
         return Saved(save.mode, save.size_bytes)
 
-    def _require_running(self, order: Order, found: look.Traces) -> None:
+    def _require_running(self, order: Order, found: look.Vital) -> None:
         if found.guest is None or found.saved:
             raise Refused(Code.PLACEMENT_LOST, f"{order.placement_id} has no guest that could be kept")
         if found.frozen:
@@ -45,7 +45,7 @@ class Keeping(Saving):
         if self._runtime.saves is SaveMode.FULL and not (self._view.directory(order.placement_id) / saves.SHOWN).exists():
             raise Refused(Code.NOT_SUPPORTED, f"{order.placement_id} was started by an earlier release; a new sandbox can be kept")
 
-    def _keep(self, order: Order, mode: SaveMode, place: Path, found: look.Traces) -> None:
+    def _keep(self, order: Order, mode: SaveMode, place: Path, found: look.Vital) -> None:
         """Blocking. *Errors*: Refused; in any case the guest goes on, and nothing half done is left."""
         directory = self._view.directory(order.placement_id)
         self._require_room(order)

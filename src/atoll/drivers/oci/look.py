@@ -78,9 +78,7 @@ def traces(view: View, placement_id: str, slots: Mapping[int, str], *, strays: b
     pids = set(cgroups.pids(view.layout, group))
     if strays:
         pids |= find_strays(view, placement_id)
-    pid = read_pid(directory) if there else None
-    # A number in a file is nobody's identity: it must be in the placement's own group, and be what the runtime would have started.
-    guest = pid if pid in pids and processes.alive(pid) and view.runtime.is_guest(pid, placement_id) else None
+    guest = _guest(view, placement_id, pids) if there else None
     return Traces(
         directory=directory if there else None,
         record=records.read(directory) if there else None,
@@ -92,8 +90,34 @@ def traces(view: View, placement_id: str, slots: Mapping[int, str], *, strays: b
         mounts=tuple(mounts.below(directory)) if there else (),
         guest=guest,
         saved=there and saves.exists(directory),
-        frozen=guest is not None and cgroups.freezes(view.layout) and cgroups.frozen(view.layout, group),
+        frozen=_is_frozen(view, group, guest),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Vital:
+    """Of a placement what decides whether it can be saved; as `Traces` has it."""
+
+    guest: int | None
+    frozen: bool
+    saved: bool
+
+
+def vital(view: View, placement_id: str) -> Vital:
+    """Look for a guest and for what is saved of it alone: neither the mounts nor the interfaces of the whole host are read."""
+    directory, group = view.directory(placement_id), view.group(placement_id)
+    guest = _guest(view, placement_id, set(cgroups.pids(view.layout, group)))
+    return Vital(guest, _is_frozen(view, group, guest), saves.exists(directory))
+
+
+def _guest(view: View, placement_id: str, pids: set[int]) -> int | None:
+    pid = read_pid(view.directory(placement_id))
+    # A number in a file is nobody's identity: it must be in the placement's own group, and be what the runtime would have started.
+    return pid if pid in pids and processes.alive(pid) and view.runtime.is_guest(pid, placement_id) else None
+
+
+def _is_frozen(view: View, group: str, guest: int | None) -> bool:
+    return guest is not None and cgroups.freezes(view.layout) and cgroups.frozen(view.layout, group)
 
 
 def find_strays(view: View, placement_id: str) -> set[int]:

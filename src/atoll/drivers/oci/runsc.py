@@ -14,7 +14,7 @@ from typing import Final
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
-from atoll.drivers.oci import capturing
+from atoll.drivers.oci import capturing, sentry
 from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run, tell
 from atoll.hostops import mounts, processes
 
@@ -84,15 +84,20 @@ class Runsc:
         """
         name = launch.container_id
         self._say(["pause", name], HALT_S)
-        verb = "checkpoint" if mode is SaveMode.FULL else "fscheckpoint"
-        self._say([verb, f"--image-path={target}", "--leave-running", name], SAVE_S)
+        self._write(name, target, mode)
 
     halts_to_keep = False
 
     def keep(self, launch: Launch, guest: int, target: Path, mode: SaveMode) -> None:  # noqa: ARG002 - the port's
         """The sentry halts its tasks for the moment itself, and lets them go on whatever becomes of this command."""
-        verb = "checkpoint" if mode is SaveMode.FULL else "fscheckpoint"
-        self._say([verb, f"--image-path={target}", "--leave-running", launch.container_id], SAVE_S)
+        self._write(launch.container_id, target, mode)
+
+    def _write(self, container_id: str, target: Path, mode: SaveMode) -> None:
+        """What a sentry is, without a program that only tells it to: a checkpoint leaves nothing in runsc's own files (adr/0046)."""
+        if mode is SaveMode.FULL:
+            sentry.checkpoint(self._root / f"runsc-{container_id}.sock", target, timeout_s=SAVE_S)
+        else:
+            self._say(["fscheckpoint", f"--image-path={target}", "--leave-running", container_id], SAVE_S)
 
     def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
         """What was on the disk is in what is restored."""

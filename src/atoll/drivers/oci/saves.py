@@ -178,9 +178,10 @@ def set_aside(directory: Path) -> Path:
     return past
 
 
-def clear(past: Path) -> None:
-    """Remove what was set aside. *Idempotency*: also what somebody else is removing."""
-    _remove(past)
+def clear_past(directory: Path) -> None:
+    """Remove what was set aside, also by an earlier run. *Idempotency*: also what somebody else is removing."""
+    for past in directory.glob(f"{PAST}-*"):
+        _remove(past)
 
 
 def _remove(place: Path) -> None:

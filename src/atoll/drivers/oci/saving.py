@@ -29,6 +29,8 @@ from atoll.drivers.port import Order, Saved, Seen
 from atoll.hostops import cgroups, processes
 
 FLUSH_AFTER_S: Final = 0.3
+CLEAR_AFTER_S: Final = 1.0
+"""Blocks that are given back go through the file system's journal, for which the commits of a resume's answer would wait."""
 NO_ROOM_BYTES: Final = 1 << 20
 _WRITERS: Final = frozenset({"checkpoint", "fscheckpoint", "pause"})
 
@@ -39,6 +41,8 @@ class Saving(Clearing):
     _config: OciConfig
     _runtime: Runtime
     _images: Images
+    _flushes: dict[str, asyncio.Task[None]]
+    """Of what is saved or kept, by name: flushes that have not begun."""
 
     # What the driver has.
 
@@ -57,7 +61,7 @@ class Saving(Clearing):
 
     async def save(self, order: Order, mode: SaveMode) -> Saved:
         async with self._lock(order.placement_id):
-            found = await self._look(order.placement_id)
+            found = await self._blocking(lambda: look.vital(self._view, order.placement_id))
             if found.saved:
                 save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id) / saves.SAVED))
                 await self._end_as_told(order.placement_id)
@@ -76,9 +80,17 @@ class Saving(Clearing):
 
         async def flush() -> None:
             await asyncio.sleep(FLUSH_AFTER_S)
+            # From here on it is not taken back: what works in a thread is not to be ended.
+            self._flushes.pop(name, None)
             await self._blocking(lambda: saves.flush(save, disk))
 
-        self._spawn(flush(), f"flush {name}")
+        self._flush_not(name)
+        self._flushes[name] = self._spawn(flush(), f"flush {name}")
+
+    def _flush_not(self, name: str) -> bool:
+        """Whether a flush was put off that had not begun."""
+        task = self._flushes.pop(name, None)
+        return task is not None and task.cancel()
 
     def _disk_of(self, placement_id: str) -> Path | None:
         """What is saved of it besides what a runtime has written: its disk, where that is all that outlasts a guest."""
@@ -142,9 +154,15 @@ class Saving(Clearing):
             with self._images.pin(order.spec):
                 rootfs = await self._images.root_of(order.spec)
                 save = await self._blocking(lambda: saves.read(self._view.directory(order.placement_id) / saves.SAVED))
-                if reboot and save.mode is SaveMode.FULL:
-                    save = await self._files_of(order, rootfs, save)
-                return await self._restore(order, rootfs, save)
+                # While it is read, nothing of it is written: a guest that is met soon has no use for it any more.
+                put_off = self._flush_not(order.placement_id)
+                try:
+                    if reboot and save.mode is SaveMode.FULL:
+                        save = await self._files_of(order, rootfs, save)
+                    return await self._restore(order, rootfs, save)
+                finally:
+                    if put_off:
+                        self._flush_soon(order.placement_id, save, self._disk_of(order.placement_id))
 
     async def _restore(self, order: Order, rootfs: Path, save: saves.Save) -> Seen:
         await self._end_as_told(order.placement_id)
@@ -165,9 +183,15 @@ class Saving(Clearing):
 
     async def discard(self, placement_id: str) -> None:
         async with self._lock(placement_id):
-            gone = await self._blocking(lambda: saves.set_aside(self._view.directory(placement_id)))
+            self._flush_not(placement_id)
+            directory = self._view.directory(placement_id)
+            await self._blocking(lambda: saves.set_aside(directory))
             self._step("discarded")
-        self._spawn(self._blocking(lambda: saves.clear(gone)), f"discard {placement_id}")
+        self._spawn(self._clear_past(directory), f"discard {placement_id}")
+
+    async def _clear_past(self, directory: Path) -> None:
+        await asyncio.sleep(CLEAR_AFTER_S)
+        await self._blocking(lambda: saves.clear_past(directory))
 
     async def _after_a_save(self, placement_id: str, found: look.Traces) -> look.Traces:
         """What an earlier run has left half done is undone, or done: what is there afterwards."""

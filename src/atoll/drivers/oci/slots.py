@@ -31,6 +31,8 @@ log = get_logger()
 LATE_LOOKS_S: Final = (0.5, 2.0, 10.0)
 GUARD_S: Final = 2.0
 REFILL_DELAY_S: Final = 0.25
+REFILL_LATE_S: Final = 3.0
+"""So long the pool is not filled while guests are being started; then it is, a slot at a time."""
 REFILL_PAUSE_S: Final = 0.1
 REFILL_PAUSE_S_MAX: Final = 10.0
 
@@ -80,6 +82,11 @@ class SlotPool:
         self._open: _Open | None = None
         self._wanted = asyncio.Event()
         self._refill_error: str | None = None
+        self._starting: set[int] = set()
+        """Slots whose guests are being started."""
+        self._calm = asyncio.Event()
+        """Set while there are none."""
+        self._calm.set()
 
     @property
     def ready_count(self) -> int:
@@ -153,6 +160,8 @@ class SlotPool:
             # Somebody else may take what was made before this goes on.
             await self._make(self._make_ready)
         slot = self._ready.popleft()
+        self._starting.add(slot.number)
+        self._calm.clear()
         self._wanted.set()
         return slot
 
@@ -162,6 +171,7 @@ class SlotPool:
 
     async def settle(self, slot: Slot) -> None:
         """The sandbox's own processes hold the namespace now: let go of it."""
+        self._started(slot.number)
         self._close_fd(slot)
 
     async def give_back(self, number: int, address: str) -> None:
@@ -169,6 +179,7 @@ class SlotPool:
 
         *Errors*: OSError when the interface or the elements cannot be removed.
         """
+        self._started(number)
         if (slot := self._held.get(number)) is not None:
             self._close_fd(slot)
         await self._end(lambda: self._need().works.remove(number, address))
@@ -195,9 +206,12 @@ class SlotPool:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            if len(self._ready) > self._size // 2:
+            if self._starting:
                 # Whoever took one is starting a guest now and needs the machine more than the pool does.
                 await asyncio.sleep(REFILL_DELAY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REFILL_LATE_S):
+                        await self._calm.wait()
             try:
                 while len(self._ready) < self._size:
                     # One at a time: whoever wants a slot now waits for one step, not for the whole batch.
@@ -209,6 +223,11 @@ class SlotPool:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, REFILL_PAUSE_S_MAX)
                 self._wanted.set()
+
+    def _started(self, number: int) -> None:
+        self._starting.discard(number)
+        if not self._starting:
+            self._calm.set()
 
     def _make_ready(self) -> None:
         """Keeps the slot in the same step, so that a `close` in between finds it."""
