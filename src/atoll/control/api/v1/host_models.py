@@ -126,6 +126,7 @@ class Host(Outgoing):
     region: str
     labels: dict[str, str]
     isolations: list[str]
+    goes_on_from: Annotated[list[str], Field(description="Kinds of moments that guests can begin from there")]
     capacity: Amount
     used: Amount
     sandboxes: int
