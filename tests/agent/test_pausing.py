@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.agent import resting
 from atoll.base.errors import Code, Refused
 from atoll.domain.command import Kind
 from atoll.domain.placement import Observed
@@ -129,6 +130,25 @@ async def test_suspend_and_restore(world):
     thing = world.machine.things[A]
     assert (world.machine.started[A], world.machine.restored[A], len(thing.inits)) == (1, 1, 2), "it is told anew who it is"
     assert thing.saved is None
+
+
+async def test_a_save_is_told_of_while_it_lasts_and_a_quick_one_when_it_is_there(world, monkeypatch):
+    await ready(world)
+    for lasts in (False, True):
+        if lasts:
+            monkeypatch.setattr(resting, "SLOW_S", 0.01)
+            world.driver.gate["save"] = asyncio.Event()
+        count = len(world.control.heard)
+        world.control.want(A, Kind.ENSURE_SUSPENDED)
+        if lasts:
+            await world.control.until(lambda: world.control.seen(A).observed is Observed.SAVING)
+            assert not world.control.seen(A).ready
+            world.driver.gate["save"].set()
+        await rested(world, Observed.SAVED)
+        told = {seen.observed for seen in world.control.heard[count:]}
+        assert told == ({Observed.SAVING, Observed.SAVED} if lasts else {Observed.SAVED})
+        world.control.want(A)
+        await world.control.until_ready(A)
 
 
 async def test_what_cannot_be_saved_serves_as_before(world):

@@ -76,15 +76,20 @@ class Ledger:
             self.say_again(newest.placement_id)
         return judged
 
-    async def change(self, placement_id: str, make: Callable[[Record], Record | None], *, urgent: bool = True) -> Record | None:
-        """Make the next value of a record durable; `make` gives None when nothing changes. None too when it is unknown."""
+    async def change(
+        self, placement_id: str, make: Callable[[Record], Record | None], *, urgent: bool = True, told: bool = True
+    ) -> Record | None:
+        """Make the next value of a record durable; `make` gives None when nothing changes. None too when it is unknown.
+
+        Not `told`: it is of no use to control unless it lasts; then `tell` says it.
+        """
         newest = self._newest.get(placement_id) or self._records.get(placement_id)
         if newest is None:
             return None
         after = make(newest)
         if after is None or after == newest:
             return newest
-        await self._keep(after, urgent=urgent and after.seq > newest.seq)
+        await self._keep(after, urgent=urgent and after.seq > newest.seq, told=told)
         return after
 
     async def set_end(self, placement_id: str, end: EndRule) -> bool:
@@ -108,17 +113,23 @@ class Ledger:
         if record is not None:
             self._outbox.say_again(record)
 
-    async def _keep(self, record: Record, *, urgent: bool) -> None:
+    def tell(self, placement_id: str) -> None:
+        """Let control hear at once what is seen."""
+        record = self._records.get(placement_id)
+        if record is not None:
+            self._outbox.put(record, urgent=True)
+
+    async def _keep(self, record: Record, *, urgent: bool, told: bool = True) -> None:
         self._newest[record.placement_id] = record
         kept = self._journal.submit(put_record(record))
         # Settled by the journal's word and not by the caller's patience: a cancelled step must not leave memory behind the disk.
         if kept.done():
-            self._settle(record, kept, urgent=urgent)
+            self._settle(record, kept, urgent=urgent, told=told)
         else:
-            kept.add_done_callback(lambda done: self._settle(record, done, urgent=urgent))
+            kept.add_done_callback(lambda done: self._settle(record, done, urgent=urgent, told=told))
         await asyncio.shield(kept)
 
-    def _settle(self, record: Record, kept: asyncio.Future[None], *, urgent: bool) -> None:
+    def _settle(self, record: Record, kept: asyncio.Future[None], *, urgent: bool, told: bool) -> None:
         if self._newest.get(record.placement_id) is record:
             del self._newest[record.placement_id]
         if kept.cancelled() or kept.exception() is not None:
@@ -126,7 +137,7 @@ class Ledger:
         known = self._records.get(record.placement_id)
         self._records[record.placement_id] = record
         # That a command was accepted is told by the next poll's `holds`; an observation of it would only cost control a commit.
-        if record.seq > known.seq if known is not None else record.observed is not Observed.ACCEPTED:
+        if told and (record.seq > known.seq if known is not None else record.observed is not Observed.ACCEPTED):
             self._outbox.put(record, urgent=urgent)
 
     # lease

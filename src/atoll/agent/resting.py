@@ -8,8 +8,9 @@ since, is not looked for once more: the driver says if it is gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from atoll.agent.backoff import Backoff
@@ -27,6 +28,8 @@ from atoll.telemetry.log import get_logger
 
 log = get_logger()
 
+SLOW_S: Final = 2.0
+"""A step that lasts longer than this is reported while it lasts; shorter ones are not worth a commit and a message."""
 STOP_GRACE_S: Final = 10.0
 """How long a guest that is to stop may take to do so by itself."""
 
@@ -64,9 +67,10 @@ class Resting:
             driver = self._driver(record)
             _require(driver.capabilities.saves is not None, f"{driver.capabilities.name} cannot save a guest")
             found = await self._as_it_is(record, driver)
-            if found.lives:
-                answered = await self._lulled(record, found, driver)
-            saved = await driver.save(order_of(record), asked or SaveMode.FULL)
+            with self._told_when_it_lasts(record.placement_id):
+                if found.lives:
+                    answered = await self._lulled(record, found, driver)
+                saved = await driver.save(order_of(record), asked or SaveMode.FULL)
         except Exception as error:  # noqa: BLE001 - a task boundary
             await self._awake(record)
             if record.own_rest is not None:
@@ -77,6 +81,15 @@ class Resting:
         self.inherited.discard(record.placement_id)
         self._vault.drop(record.placement_id)
         await self._came_to_rest(record, Observed.SAVED, save_mode=saved.mode, unresponsive=not answered, reason=record.own_rest)
+
+    @contextlib.contextmanager
+    def _told_when_it_lasts(self, placement_id: str) -> Iterator[None]:
+        """Most are saved before control could have heard that it is being done, and the commit of that would be in their way."""
+        timer = asyncio.get_running_loop().call_later(SLOW_S, self._ledger.tell, placement_id)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def _as_it_is(self, record: Record, driver: Driver) -> Seen:
         if (
@@ -93,7 +106,7 @@ class Resting:
         assert record.blueprint is not None
         if record.observed is not Observed.SAVING:
             # Whoever goes on from here does not take the guest for one that serves.
-            await self._ledger.change(record.placement_id, lambda r: seen(r, Observed.SAVING, ready=False), urgent=False)
+            await self._ledger.change(record.placement_id, lambda r: seen(r, Observed.SAVING, ready=False), told=False)
         if found.power is Power.FROZEN:
             found = await driver.resume(record.placement_id)
         if not driver.capabilities.guest_handshake or found.address is None:

@@ -246,7 +246,8 @@ class Session:
         if self._lost:
             self._lost = False
             log.info(events.CONTROL_FOUND, host_id=self._identity.host_id)
-        await self._remember(until)
+        if not self.established.is_set():
+            await self._establish()
         await self._settling.follow(answer.incarnation)
         try:
             ends = {end.placement_id: rule_of(end, sent_boot=sent_boot) for end in answer.ends}
@@ -259,6 +260,8 @@ class Session:
             log.warning(events.JOURNAL_REFUSED, code=error.code, message=error.message)
             await asyncio.sleep(1.0)
             return False
+        # After what was ordered, which somebody waits for: a run that is killed before has the lease of a little earlier.
+        await self._remember(until)
         host.deadlines.heard(sent_boot=sent_boot)
         if host.uploads is not None:
             host.uploads.allow(allowed=answer.moments, bytes_max=answer.moment_bytes_max)
@@ -267,18 +270,21 @@ class Session:
             host.executor.spawn(self._collect(wish))
         return any(accepted) or ended or forgotten or kept or bool(answer.collect)
 
-    async def _remember(self, lease_until: float) -> None:
-        """Keep what the next run needs of this answer. A journal that refuses makes that run count less, never more."""
-        first = not self.established.is_set()
+    async def _establish(self) -> None:
+        """Control has answered this run. A journal that refuses makes the next run prove itself once more."""
         self.established.set()
         try:
-            await self._host.ledger.keep_lease(lease_until)
-            if first:
-                await self._host.journal.write(answer_epoch(self._run.epoch))
+            await self._host.journal.write(answer_epoch(self._run.epoch))
         except Unavailable as error:
             log.warning(events.JOURNAL_REFUSED, code=error.code, message=error.message)
-        if first:
-            self._host.outbox.urgent.set()
+        self._host.outbox.urgent.set()
+
+    async def _remember(self, lease_until: float) -> None:
+        """Keep the lease for the next run. A journal that refuses makes that run count less, never more."""
+        try:
+            await self._host.ledger.keep_lease(lease_until)
+        except Unavailable as error:
+            log.warning(events.JOURNAL_REFUSED, code=error.code, message=error.message)
 
     async def _accept(self, command: Command, payloads: dict[str, InitPayload], end: EndRule | None = None) -> bool:
         host = self._host

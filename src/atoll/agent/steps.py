@@ -31,7 +31,7 @@ from atoll.agent.record import (
     seen,
     with_own_end,
 )
-from atoll.agent.resting import Resting, explain
+from atoll.agent.resting import SLOW_S, Resting, explain
 from atoll.agent.vault import Vault
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
@@ -46,8 +46,6 @@ from atoll.wire.guest import Hello
 
 log = get_logger()
 
-SLOW_S: Final = 2.0
-"""A step that lasts longer than this is reported while it lasts; shorter ones are not worth a commit and a message."""
 VERSION_MAX: Final = 64
 """Of what a guest says of its version: it goes into every observation."""
 _MET: Final = frozenset({Observed.RUNNING, Observed.SAVING, Observed.ERROR})
