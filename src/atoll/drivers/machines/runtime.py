@@ -325,17 +325,19 @@ class MachineRuntime(ABC):
         shutil.copyfile(source / DEVICES, vm / DEVICES)
         pid = self._start(launch, restored=True)
         (vm / DEVICES).unlink()
+        another = moment.get("placement") != launch.container_id
         if moment["rested"]:
-            self._wake(launch, WAKE_S)
-        elif moment.get("placement") != launch.container_id:
+            self._wake(launch, WAKE_S, another=another)
+        elif another:
             # It was still booting, and takes itself for another.
-            self._wake(launch, BOOTED_S)
+            self._wake(launch, BOOTED_S, another=True)
         return _gone(launch, pid)
 
-    def _wake(self, launch: Launch, patience_s: float) -> None:
+    def _wake(self, launch: Launch, patience_s: float, *, another: bool) -> None:
+        """`another`: it was saved as another placement's guest, and is told whose it is now."""
         order, deadline = launch.order, time.monotonic() + patience_s
         who = PlacementFile(sandbox_id=order.sandbox_id, placement_id=order.placement_id, generation=order.generation, nonce=order.nonce)
-        while not line.wake(self.reach(launch.container_id), timeout_s=WAKE_S, placement=who):
+        while not line.wake(self.reach(launch.container_id), timeout_s=WAKE_S, placement=who if another else None):
             pid = starting_pid(launch)
             if time.monotonic() > deadline or pid is None or is_ending(pid):
                 raise Refused(Code.RESUME_FAILED, "the guest does not answer after its restore")
