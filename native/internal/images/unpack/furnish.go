@@ -153,7 +153,29 @@ func (t *Tree) accounts() error {
 	if err := errors.Join(t.replace(etc, "passwd", passwd), t.replace(etc, "group", group)); err != nil {
 		return err
 	}
-	return errors.Join(t.home(id), t.sudo())
+	return errors.Join(t.shadow(etc), t.home(id), t.sudo())
+}
+
+// shadow has the user in etc/shadow, where the image has one: whom PAM does not find there it takes for locked out, also for sudo. No
+// password is theirs. The file stays whose it was.
+func (t *Tree) shadow(etc int) error {
+	var there unix.Stat_t
+	if err := unix.Fstatat(etc, "shadow", &there, unix.AT_SYMLINK_NOFOLLOW); err != nil || there.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil
+	}
+	known, err := t.read(etc, "shadow")
+	if err != nil || hasAccount(known, userName) {
+		return err
+	}
+	if err := t.replace(etc, "shadow", known+userName+":*::0:99999:7:::\n"); err != nil {
+		return err
+	}
+	if t.owned {
+		if err := unix.Fchownat(etc, "shadow", int(there.Uid), int(there.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
+		}
+	}
+	return unix.Fchmodat(etc, "shadow", there.Mode&0o777, 0)
 }
 
 func (t *Tree) shell() string {
@@ -236,9 +258,12 @@ func (t *Tree) read(directory int, name string) (string, error) {
 
 // replace puts a file in the place of what has its name.
 func (t *Tree) replace(directory int, name, content string) error {
-	unfinished := ".atoll-" + name
+	unfinished, mode := ".atoll-"+name, uint32(0o644)
+	if name == "shadow" {
+		mode = 0o600
+	}
 	_ = unix.Unlinkat(directory, unfinished, 0)
-	if err := create(directory, unfinished, []byte(content), 0o644); err != nil {
+	if err := create(directory, unfinished, []byte(content), mode); err != nil {
 		return err
 	}
 	return unix.Renameat(directory, unfinished, directory, name)

@@ -382,6 +382,43 @@ func TestFurnish(t *testing.T) {
 	}
 }
 
+func TestTheUserIsNotLockedOut(t *testing.T) {
+	for name, one := range map[string]struct {
+		items []item
+		has   string
+	}{
+		"with passwords": {[]item{file("etc/passwd", "root:x:0:0::/root:/bin/sh\n"), file("etc/shadow", "root:*:1:0:99999:7:::")}, "root:*:1:0:99999:7:::\nuser:*::0:99999:7:::\n"},
+		"known already":  {[]item{file("etc/passwd", "root:x:0:0::/root:/bin/sh\n"), file("etc/shadow", "user:!:1::::::\n")}, "user:!:1::::::\n"},
+		"by a link":      {[]item{file("etc/passwd", "root:x:0:0::/root:/bin/sh\n"), file("etc/elsewhere", "root:*:::::::\n"), symlink("etc/shadow", "elsewhere")}, "root:*:::::::\n"},
+		"without":        {[]item{file("etc/passwd", "root:x:0:0::/root:/bin/sh\n")}, ""},
+	} {
+		root := mustApply(t, pack(t, one.items...))
+		path := filepath.Join(root, "etc/shadow")
+		if name == "with passwords" {
+			if err := os.Chmod(path, 0o640); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tree, err := OpenTree(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := tree.Furnish(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tree.Close()
+		found, _ := os.ReadFile(path)
+		if string(found) != one.has {
+			t.Errorf("%s: %q", name, found)
+		}
+		if info, err := os.Lstat(path); name == "with passwords" && (err != nil || info.Mode().Perm() != 0o640) {
+			t.Errorf("%s: %v %v", name, info, err)
+		}
+	}
+}
+
 // FuzzApply: whatever a layer is, nothing outside of the root changes, a failure has a code, and staging it makes the same tree.
 func FuzzApply(f *testing.F) {
 	f.Add(pack(f, dir("a"), file("a/b", "x"), symlink("l", "../.."), hardlink("h", "a/b"), file("l/x", "")))
