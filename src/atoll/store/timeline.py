@@ -13,7 +13,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from atoll.domain.sandbox import LIVING, State
-from atoll.store.tables import DEPLOYMENT, ENROLLMENTS, HOSTS, SANDBOXES, SNAPSHOTS, TEMPLATE_BUILDS, WARM_POLICIES
+from atoll.store.tables import COPIES, DEPLOYMENT, ENROLLMENTS, HOSTS, SANDBOXES, SNAPSHOTS, TEMPLATE_BUILDS, WARM_POLICIES
 
 UNNOTICED_S: Final = 1.0
 """Less is how time daemons turn a clock."""
@@ -36,6 +36,8 @@ MOVED: Final[tuple[tuple[sa.Table, tuple[str, ...], sa.ColumnElement[bool] | Non
     (TEMPLATE_BUILDS, ("beat_at",), TEMPLATE_BUILDS.c.owner.is_not(None)),
     # Since when too few are made ahead: told when that lasts.
     (WARM_POLICIES, ("short_since",), None),
+    # A head start that nothing has begun from for a while gives back its disk.
+    (COPIES, ("used_at",), None),
     (HOSTS, ("seen_at", "lease_until"), None),
     (ENROLLMENTS, ("expires_at",), ENROLLMENTS.c.used_at.is_(None)),
 )
