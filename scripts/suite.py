@@ -54,12 +54,15 @@ class Suite:
     """Run the few that failed once more, when no other suite runs."""
 
 
-def _tests(name: str, *directories: str, workers: str = "0", again: bool = False, lane: Lane = Lane.FIRST) -> Suite:
+def _tests(name: str, *places: str, workers: str = "0", again: bool = False, lane: Lane = Lane.FIRST, without: Sequence[str] = ()) -> Suite:
+    """Tests of these directories and files, `without` some files."""
+    chosen = (*places, *(f"--ignore={one}" for one in without))
+
     def run(full: bool, log: Path | None) -> Counts:  # noqa: FBT001 - the two answers of _run
-        return python.tests(name, directories, workers=workers, full=full, log=log, patient=log is not None and lane is Lane.PATIENT)
+        return python.tests(name, chosen, workers=workers, full=full, log=log, patient=log is not None and lane is Lane.PATIENT)
 
     def once_more(full: bool, first: Counts) -> Counts:  # noqa: FBT001 - as run
-        return python.again(name, directories, first, full=full)
+        return python.again(name, chosen, first, full=full)
 
     return Suite(name, run, lane, once_more if again else None)
 
@@ -68,6 +71,7 @@ def _tool(name: str, *commands: Sequence[str]) -> Suite:
     return Suite(name, lambda *_: python.tools(commands))
 
 
+WORLDS: Final = ("tests/sim/test_world.py", "tests/sim/test_simulator.py", "tests/sim/test_mutations.py")
 CHECK: Final = (
     _tool("lint", ["ruff", "check"], ["ruff", "format", "--check"]),
     _tool("types", ["mypy"]),
@@ -76,7 +80,7 @@ CHECK: Final = (
 )
 REST: Final = (
     # In virtual time, so that it may be slow.
-    _tests("sim", "tests/sim", workers="auto", again=True, lane=Lane.PATIENT),
+    _tests("worlds", *WORLDS, workers="auto", again=True, lane=Lane.PATIENT),
     # Real runtimes: two at a time, as there is something to measure; kills and restores wait more than they compute.
     _tests("conformance", "tests/conformance", workers="2", again=True, lane=Lane.WAITING),
     # Each worker has an instance of its own.
@@ -85,6 +89,8 @@ REST: Final = (
     Suite("go", lambda *_: golang.all_checks()),
     _tests("store", "tests/store", "tests/objects", workers="auto", again=True),
     _tests("agent", "tests/agent", workers="auto", again=True),
+    # A whole control, most of it on real clocks.
+    _tests("sim", "tests/sim", workers="auto", again=True, without=WORLDS),
     # Each file has instances, or machines, of its own, and waits more than it computes.
     _tests("instance", "tests/hosts", "tests/instance", workers="4", again=True),
     _tests("regressions", "tests/regressions"),

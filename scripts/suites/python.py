@@ -42,7 +42,9 @@ def tools(commands: Sequence[Sequence[str]]) -> Counts:
 
 
 def tests(name: str, directories: Sequence[str], *, workers: str, full: bool, log: Path | None, patient: bool) -> Counts:
-    """Run pytest over the directories that hold tests; the counts come from its report, a crash without one is a failure.
+    """Run pytest over the directories that hold tests, and files, but those that an `--ignore=` names. The counts come from its report.
+
+    A crash without one is a failure.
 
     `log`: they run beside other suites, and say what they say into this file. `patient`: with what these leave of the processors.
     """
@@ -87,7 +89,7 @@ def again(name: str, directories: Sequence[str], first: Counts, *, full: bool) -
 
 
 def _present(directories: Sequence[str]) -> list[str]:
-    return [directory for directory in directories if any(Path(directory).rglob("test_*.py"))]
+    return [one for one in directories if one.startswith("--") or Path(one).is_file() or any(Path(one).rglob("test_*.py"))]
 
 
 def _report(name: str) -> Path:

@@ -254,19 +254,6 @@ def test_a_start_command_that_never_gets_ready_fails_its_sandbox(instance: Insta
     sandbox.kill()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_a_start_command_that_never_gets_ready_ends_its_build(instance: Instance, client: Client, name: str) -> None:
-    build = start(client, name, ["true"], startCmd="echo i take for ever; sleep infinity", readyCmd="false")
-    until(lambda: status(client, build)["status"] != "building", within_s=800)
-    done = status(client, build)
-    assert done["status"] == "error", done
-    assert done["reason"]["step"] == "finalize", done
-    assert "i take for ever" in json.dumps(done["reason"]), done
-    assert client.http.post("/v1/sandboxes", json={"template": name}).status_code == 404
-    nothing_left(instance)
-
-
 def test_what_steps_leave_in_tmp_is_there_for_the_next_and_not_in_sandboxes(instance: Instance, client: Client, name: str) -> None:
     done = ended(client, start(client, name, ["echo kept >/tmp/kept", "cp /tmp/kept /home/user/copied", "ls /tmp"]))
     assert done["status"] == "ready", done

@@ -23,7 +23,9 @@ def test_a_recipe_is_taken_whole(file: Path) -> None:
     assert not made.notes, made.notes
 
     for one in (step for stage in made.stages for step in stage.steps):
-        if isinstance(one, Copied) and one.origin is None:
+        if isinstance(one, Copied) and "://" in one.source:
+            assert one.checksum, f"{one.source} may become another"
+        elif isinstance(one, Copied) and one.origin is None:
             assert (file.parent / one.source.rstrip("/")).exists(), one.source
         elif isinstance(one, tuple) and one[0] == "RUN" and "pip install" in one[1][0]:
             assert "--require-hashes" in one[1][0]
