@@ -86,7 +86,7 @@ REST: Final = (
     # Each worker has an instance of its own.
     _tests("e2e", "tests/e2e", workers="2", again=True, lane=Lane.WAITING),
     _tests("templates", "tests/templates", again=True, lane=Lane.WAITING),
-    Suite("go", lambda *_: golang.all_checks()),
+    Suite("go", lambda *_: golang.all_checks(), again=lambda _, first: golang.again(first)),
     _tests("store", "tests/store", "tests/objects", workers="auto", again=True),
     _tests("agent", "tests/agent", workers="auto", again=True),
     # A whole control, most of it on real clocks.

@@ -6,14 +6,15 @@ import json
 import os
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from suites.counts import Counts
-from suites.python import environment
+from suites.python import AGAIN_MAX, environment
 
 NATIVE: Final = Path("native")
+REGISTRY: Final = NATIVE / "registry"
 GO: Final = Path("build") / "tools" / "go"
 ENDINGS: Final = frozenset({"pass", "fail", "skip", "build-fail"})
 
@@ -39,14 +40,34 @@ def all_checks() -> Counts:
     vet = subprocess.run([go, "vet", "./..."], cwd=NATIVE, check=False, env=go_environment())
     if vet.returncode != 0:
         counts += Counts(failed=1, names=("go vet",))
-    counts += _tests([go, "test", "-race"], NATIVE, go_environment())
+    return sum((_tests(directory, "./...") for directory in (NATIVE, REGISTRY)), counts)
+
+
+def again(first: Counts) -> Counts:
+    """The few tests that failed, once more, one after the other, as Python's are. What is no test (a format, a build) has failed."""
+    failed = [name.split(" ") for name in first.names]
+    if not 0 < first.failed <= AGAIN_MAX or not all(len(words) == 2 and words[1].startswith("Test") for words in failed):
+        return first
+    print(f"{first.failed} failed: once more, alone", flush=True)
+    own = f"{_module(REGISTRY)}/"
+    second = sum((_tests(REGISTRY if f"{package}/".startswith(own) else NATIVE, package, only=test) for package, test in failed), Counts())
+    if second.passed + second.failed != first.failed:
+        return first
+    unsteady = tuple(name for name in first.names if name not in second.names)
+    return Counts(first.passed + second.passed, second.failed, first.skipped, second.names, unsteady)
+
+
+def _module(directory: Path) -> str:
+    return next(line.split()[1] for line in (directory / "go.mod").read_text().splitlines() if line.startswith("module "))
+
+
+def _tests(directory: Path, packages: str, *, only: str | None = None) -> Counts:
+    """Tests of one module."""
     # A module of its own, whose engine was built for the program: under the race detector all of it would be built anew.
-    return counts + _tests([go, "test", "-trimpath"], NATIVE / "registry", go_environment() | {"CGO_ENABLED": "0"})
-
-
-def _tests(command: list[str], directory: Path, settings: Mapping[str, str]) -> Counts:
-    """All tests of one module."""
-    command = [*command, "-p", str(min(2, os.cpu_count() or 1)), "-timeout", "600s", "-json", "./..."]
+    way, settings = (["-trimpath"], {"CGO_ENABLED": "0"}) if directory == REGISTRY else (["-race"], {})
+    which = [] if only is None else ["-count=1", "-run", f"^{only}$"]
+    settings = go_environment() | settings
+    command = [str(GO.absolute()), "test", *way, *which, "-p", str(min(2, os.cpu_count() or 1)), "-timeout", "600s", "-json", packages]
     with subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True, env=settings) as run:
         assert run.stdout is not None
         tested = read_events(run.stdout)

@@ -59,6 +59,36 @@ def test_go_package_that_does_not_build_is_a_failure(capsys: pytest.CaptureFixtu
     assert "undefined: x" in capsys.readouterr().out
 
 
+GO = """#!/bin/sh
+# The last argument is the package, and before it stands what is to be run.
+echo "$PWD: $*" >>"$SAID"
+case "$*" in
+*TestWrong*) printf '{"Action":"fail","Package":"p","Test":"TestWrong"}\\n{"Action":"fail","Package":"p"}\\n'; exit 1;;
+*TestLate*) printf '{"Action":"pass","Package":"m/registry/q","Test":"TestLate"}\\n';;
+*) exit 3;;
+esac
+"""
+
+
+def test_go_tests_that_fail_are_run_again_and_the_unsteady_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for directory, module in ((tmp_path / "native", "m"), (tmp_path / "native" / "registry", "m/registry")):
+        directory.mkdir(parents=True)
+        (directory / "go.mod").write_text(f"module {module}\n\ngo 1.26\n")
+    go, said = tmp_path / "go", tmp_path / "said"
+    go.write_text(GO)
+    go.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(golang, "GO", go)
+    monkeypatch.setenv("SAID", str(said))
+    first = Counts(passed=5, failed=2, skipped=1, names=("p TestWrong", "m/registry/q TestLate"))
+    assert golang.again(first) == Counts(6, 1, 1, ("p TestWrong",), ("m/registry/q TestLate",))
+    wrong, late = said.read_text().splitlines()
+    assert wrong.startswith(f"{tmp_path}/native: test -race -count=1 -run ^TestWrong$ ")
+    assert late.startswith(f"{tmp_path}/native/registry: test -trimpath -count=1 -run ^TestLate$ ")
+    for unlike in (Counts(failed=1, names=("go vet",)), Counts(failed=1, names=("p does not build",)), Counts(passed=3)):
+        assert golang.again(unlike) == unlike
+
+
 def test_pytest_s_report_is_read(tmp_path) -> None:
     report = tmp_path / "r.xml"
     report.write_text(
