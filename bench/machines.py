@@ -23,12 +23,12 @@ from atoll.base.errors import Code
 from atoll.drivers.machines import line, tap
 from atoll.drivers.machines.config import THREADS_MAX, Accelerator
 from atoll.drivers.machines.runtime import CONFIG, DEVICES, DISK, MEMORY, RUN, SAVED_DISK
-from atoll.drivers.machines.sockets import connect
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.port import Order
 from atoll.drivers.qemu import jail, options, qmp
 from atoll.drivers.qemu.config import OVERHEAD_MIB, QEMU
+from atoll.drivers.sockets import connect
 from atoll.hostops import cgroups, loopdisk, namespaces
 from atoll.images import kernels
 from bench.product import CannotMeasure

@@ -73,7 +73,7 @@ def for_room(
         free, chosen = advert.free, list[LocalCopy]()
         for copy in copies:
             free, chosen = free + Vector(disk_mib=copy.disk_mib), [*chosen, copy]
-            if not any(True for _ in room(free, spec.vector())):
+            if next(room(free, spec.vector()), None) is None:
                 found.append((len(chosen), advert.host.id, tuple(chosen)))
                 break
     return min(found, key=lambda one: one[:2])[1:] if found else None

@@ -11,9 +11,9 @@ import pytest
 
 from atoll.base.errors import Code, Refused
 from atoll.drivers.machines import line
-from atoll.drivers.machines.sockets import connect
 from atoll.drivers.qemu import qmp
 from atoll.drivers.qemu.options import LINE_SOCKET
+from atoll.drivers.sockets import connect
 from atoll.wire.guest import PlacementFile
 
 

@@ -84,5 +84,7 @@ class Relief:
         idle = await self.reconciler.store.read(copies.idle_by_host)
         for spec in specs if idle else ():
             found = relieving.for_room(spec, list(self.directory.adverts()), idle, now=self.clock.now())
-            for copy in found[1] if found is not None else ():
-                await self.snapshots.leave_copy(found[0] if found is not None else "", copy.id)
+            if found is not None:
+                host_id, chosen = found
+                for copy in chosen:
+                    await self.snapshots.leave_copy(host_id, copy.id)

@@ -230,11 +230,11 @@ class Snapshots:
 
         def work(conn: sa.Connection) -> tuple[Snapshot, Vector] | None:
             unless(conn)
-            word = _word(seen)
+            word, freed = _word(seen), False
             if isinstance(word, keeping.Absent):
                 # Before the snapshot's own row, as everywhere.
                 hosts.locked(conn, host.id)
-            freed = isinstance(word, keeping.Absent) and copies.gone(conn, host.id, seen.id)
+                freed = copies.gone(conn, host.id, seen.id)
             found = snapshots.get(conn, seen.id, lock=True)
             if found is None:
                 return None

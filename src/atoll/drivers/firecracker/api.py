@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.errors import Code, Refused
-from atoll.drivers.machines.sockets import connect
+from atoll.drivers.sockets import connect
 
 SOCKET: Final = "api.sock"
 ANSWER_S: Final = 60.0

@@ -37,8 +37,8 @@ from atoll.drivers.machines.runtime import (
     Parts,
     wait_for,
 )
-from atoll.drivers.machines.sockets import connect, is_ending
 from atoll.drivers.oci.runtime import CONSOLE, Launch, run
+from atoll.drivers.sockets import connect, is_ending
 from atoll.hostops import cgroups, processes
 from atoll.hostops.cgroups import Layout
 from atoll.images import kernels

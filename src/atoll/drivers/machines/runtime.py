@@ -27,10 +27,10 @@ from atoll.drivers.machines import birth, line
 from atoll.drivers.machines.cell import Cell
 from atoll.drivers.machines.config import THREADS_MAX, Accelerator, MachineConfig, user_of
 from atoll.drivers.machines.roots import fingerprint_of
-from atoll.drivers.machines.sockets import is_ending
 from atoll.drivers.oci import saves
 from atoll.drivers.oci.crun import SpareDisks
 from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, last_words
+from atoll.drivers.sockets import is_ending
 from atoll.hostops import cgroups, loopdisk, namespaces
 from atoll.hostops.cgroups import Layout, Limits
 from atoll.images import kernels

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.images.whole import write_whole
 
 NOTES: Final = "versions"
 ASK_S: Final = 30.0
@@ -38,7 +39,8 @@ def version_of(program: Path, directory: Path, *, within_s: float = ASK_S) -> st
         raise Refused(Code.RUNTIME_MISSING, f"{program} cannot be run: {error}") from error
     said = (done.stdout.splitlines() or ["unknown"])[0].strip()[:_TEXT_BYTES_MAX]
     with contextlib.suppress(OSError):  # a full disk: it is asked again
-        _write(note, said)
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(note, said.encode())
     return said
 
 
@@ -47,10 +49,3 @@ def _identity(program: Path) -> str:
     found = program.stat()
     words = (os.path.realpath(program), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     return hashlib.sha256(repr(words).encode()).hexdigest()[:32]
-
-
-def _write(note: Path, said: str) -> None:
-    note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = note.with_name(f".{note.name}.{os.getpid()}")
-    unfinished.write_text(said)
-    unfinished.replace(note)

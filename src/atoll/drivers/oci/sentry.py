@@ -12,17 +12,17 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from atoll.base.errors import Code, Refused
+from atoll.drivers.sockets import connect
 
 CHECKPOINT: Final = "containerManager.Checkpoint"
 IMAGE_FILES: Final = ("checkpoint.img", "pages_meta.img", "pages.img")
 """What a checkpoint is, in the order in which a sentry wants them."""
 ANSWER_BYTES_MAX: Final = 64 * 1024
-_PATH_BYTES_MAX: Final = 107
 
 
 def checkpoint(control: Path, target: Path, *, timeout_s: float) -> None:
@@ -43,10 +43,7 @@ def call(control: Path, method: str, argument: Mapping[str, Any], *, fds: Sequen
     """Say one thing, and wait until it is done. Blocking. *Errors*: Refused with this code."""
     message = json.dumps({"method": method, "arg": argument}).encode()
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as line:
-            line.settimeout(timeout_s)
-            with _address(control) as address:
-                line.connect(address)
+        with connect(control.parent, control.name, timeout_s=timeout_s) as line:
             # Far less than a socket's buffer: it goes in one piece.
             socket.send_fds(line, [message], list(fds))
             answer = _answer(line, time.monotonic() + timeout_s)
@@ -73,16 +70,3 @@ def _answer(line: socket.socket, until: float) -> dict[str, Any]:
         if not part:
             raise ConnectionResetError("it has ended")
     raise ValueError("what it says is no answer")
-
-
-@contextlib.contextmanager
-def _address(control: Path) -> Iterator[str]:
-    """A path to the socket that fits into an address."""
-    if len(os.fsencode(control)) <= _PATH_BYTES_MAX:
-        yield str(control)
-        return
-    fd = os.open(control, os.O_PATH | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)

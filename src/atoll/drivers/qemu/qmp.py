@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from atoll.base.errors import Code, Refused
-from atoll.drivers.machines.sockets import connect, is_ending
+from atoll.drivers.sockets import connect, is_ending
 
 SOCKET: Final = "qmp.sock"
 ANSWER_S: Final = 20.0

@@ -26,11 +26,11 @@ from typing import Any, Final, Protocol
 
 from atoll.base.errors import Code, Refused
 from atoll.drivers.machines import tap
-from atoll.drivers.machines.sockets import connect
 from atoll.drivers.qemu import memory, qmp
 from atoll.drivers.qemu.config import QEMU
 from atoll.drivers.qemu.machine import tsc_khz
 from atoll.drivers.qemu.options import LINE_PORT, LINE_SOCKET
+from atoll.drivers.sockets import connect
 
 MAGIC: Final = b"atoll.testing.firecracker\n"
 GUEST_PORT: Final = 1024

@@ -1,4 +1,4 @@
-"""Sockets in a directory where a machine's program may write: not believed to be any, and reached whatever the length of their path. Blocking."""
+"""Sockets in a directory where a guest's program may write: not believed to be any, and reached whatever the length of their path. Blocking."""
 
 from __future__ import annotations
 
