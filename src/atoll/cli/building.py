@@ -30,8 +30,14 @@ DOCKERFILE: Final = "Dockerfile"
 
 
 def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as it needs
-    name: Annotated[str, typer.Argument(help="Of the template, with an optional :TAG; one that exists gets a new build.")],
-    place: Annotated[Path, typer.Argument(help="A directory with a Dockerfile, or a Dockerfile beside its files.")] = Path(),
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Of the template, with an optional :TAG; one that exists gets a new build. A word alone may be the place."
+        ),
+    ] = ".",
+    place: Annotated[Path | None, typer.Argument(help="A directory with a Dockerfile, or a Dockerfile beside its files.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-t", help="The name, where only a place is given; else the directory's.")] = None,
     cpu: Annotated[int | None, typer.Option(min=1, help="Cores of its sandboxes.")] = None,
     memory_mib: Annotated[int | None, typer.Option("--memory-mib", min=128, help="Memory of its sandboxes, in MiB.")] = None,
     ready_command: Annotated[str | None, typer.Option(help="Ends well once the CMD is of use; sandboxes are ready then.")] = None,
@@ -44,7 +50,8 @@ def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Take every step again.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Build a template from a Dockerfile."""
+    """Build a template from a Dockerfile: `build NAME PLACE`, `build PLACE --name NAME`, or `build PLACE` for one named after its directory."""
+    name, place = meant(what, place, name)
     file = place / DOCKERFILE if place.is_dir() else place
     try:
         text = file.read_text()
@@ -79,6 +86,27 @@ def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as
         return
     print(asked["templateID"])
     typer.echo(f"Template {name} is ready: atoll sandbox create --template {name}", err=True)
+
+
+def meant(what: str, place: Path | None, name: str | None) -> tuple[str, Path]:
+    """The template's name and its place. One word alone is a place if it looks like one or is there; else it names a build of the directory where we are.
+
+    Raises: Refused for two names, and for a word that may be either.
+    """
+    if place is not None:
+        if name is not None:
+            raise Refused(Code.INVALID_REQUEST, f"{what} and --name {name} both name the template")
+        return what, place
+    word = Path(what)
+    looks, there = what.startswith((".", "/", "~")), word.is_file() or (word / DOCKERFILE).is_file()
+    if name is None and there and not looks and word != Path(DOCKERFILE) and Path(DOCKERFILE).is_file():
+        hint = f"`atoll template build ./{what}` builds {what}, `atoll template build {what} .` the directory where you are."
+        raise Refused(Code.INVALID_REQUEST, f"{what} may be a template's name or a place", hint=hint)
+    if name is None and not looks and not there:
+        return what, Path()
+    word = word.expanduser()
+    folder = word if word.is_dir() else word.parent
+    return name or folder.resolve().name.lower(), word
 
 
 def document(api: Api, template_id: str, file: Path, built: Built, *, quiet: bool) -> dict[str, Any]:

@@ -212,7 +212,8 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 
 def describe(step: Step) -> str:
     """A step in one line, for logs."""
-    text = f"{step.kind} {' '.join(step.args)}" if step.kind is not StepKind.ENV else f"ENV {' '.join(step.args[::2])}"
+    args = step.args[::2] if step.kind is StepKind.ENV else tuple(arg for arg in step.args if arg)
+    text = f"{step.kind} {' '.join(args)}"
     return text if len(text) <= 500 else text[:497] + "..."
 
 
