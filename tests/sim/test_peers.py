@@ -43,7 +43,7 @@ async def reads(world: Duo, sandbox_id: str) -> asyncio.Task[httpx.Response]:
     with world.through(0):
         task = asyncio.ensure_future(world.call("GET", f"/v1/sandboxes/{sandbox_id}/logs"))
         async with asyncio.timeout(5):
-            while not world.controls[0].consoles._waiting:
+            while not world.controls[0].consoles.wishes:
                 await asyncio.sleep(0.01)
     return task
 

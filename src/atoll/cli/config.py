@@ -43,9 +43,6 @@ def history(
     """List the documents that were applied, newest first."""
     with session() as api:
         found = api.config_history(limit=limit)
-    if as_json:
-        output.document({"items": found})
-        return
     output.table(
         [
             ("REVISION", lambda item: item.get("revision")),
@@ -55,6 +52,7 @@ def history(
         ],
         found,
         empty="No document was applied; what Atoll brings itself applies (`atoll config show`).",
+        as_json=as_json,
     )
 
 

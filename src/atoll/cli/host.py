@@ -31,9 +31,6 @@ def list_hosts(as_json: JsonOption = False) -> None:
     """List the hosts with their health and what is used of them."""
     with session() as api:
         found = api.hosts()
-    if as_json:
-        output.document({"items": found})
-        return
     output.table(
         [
             ("NAME", lambda item: item.get("name")),
@@ -49,6 +46,7 @@ def list_hosts(as_json: JsonOption = False) -> None:
         ],
         found,
         empty="No hosts. The agent of this machine enrols itself at `atoll up`.",
+        as_json=as_json,
     )
 
 

@@ -39,9 +39,6 @@ def list_keys(as_json: JsonOption = False) -> None:
     """List the team's keys, without the keys themselves."""
     with session() as api:
         found = api.keys()
-    if as_json:
-        output.document({"items": found})
-        return
     output.table(
         [
             ("ID", lambda item: item.get("id")),
@@ -54,6 +51,7 @@ def list_keys(as_json: JsonOption = False) -> None:
         ],
         found,
         empty="No keys.",
+        as_json=as_json,
     )
 
 

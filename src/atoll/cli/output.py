@@ -84,8 +84,13 @@ def document(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def table(columns: Sequence[tuple[str, Callable[[dict[str, Any]], Any]]], rows: Sequence[dict[str, Any]], *, empty: str) -> None:
-    """A table for people; `empty` instead where there are no rows."""
+def table(
+    columns: Sequence[tuple[str, Callable[[dict[str, Any]], Any]]], rows: Sequence[dict[str, Any]], *, empty: str, as_json: bool = False
+) -> None:
+    """A table for people, `empty` instead where there are no rows; or one document with the rows, as `items`, for programs."""
+    if as_json:
+        document({"items": rows})
+        return
     if not rows:
         print(empty)
         return

@@ -35,9 +35,6 @@ def list_alerts(
     """List what is wrong, newest first. Each kind has its section in docs/RUNBOOK.md."""
     with session() as api:
         found = api.alerts(state="all" if every else "open", severity=severity, limit=limit)
-    if as_json:
-        output.document({"items": found})
-        return
     output.table(
         [
             ("SEVERITY", lambda item: item.get("severity")),
@@ -49,6 +46,7 @@ def list_alerts(
         ],
         found,
         empty="Nothing is wrong.",
+        as_json=as_json,
     )
 
 
@@ -68,9 +66,6 @@ def audit(
         found = api.audit(wanted, newest=True, limit=limit)
         if follow:
             _print_all(_audit_as_it_comes(api, found, wanted), _audit_line, as_json=as_json)
-    if as_json:
-        output.document({"items": found})
-        return
     output.table(
         [
             ("AT", lambda item: output.moment(item.get("at"))),
@@ -83,6 +78,7 @@ def audit(
         ],
         found,
         empty="Nothing is on record.",
+        as_json=as_json,
     )
 
 
@@ -118,9 +114,6 @@ def events(
         found = api.deployment_events(wanted, newest=True, limit=limit)
         if follow:
             _print_all(_events_as_they_come(api, found, wanted), _event_line, as_json=as_json)
-    if as_json:
-        output.document({"items": found})
-        return
     output.table(
         [
             ("AT", lambda item: output.moment(item.get("at"))),
@@ -133,6 +126,7 @@ def events(
         ],
         found,
         empty="No events.",
+        as_json=as_json,
     )
 
 

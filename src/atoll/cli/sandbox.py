@@ -287,9 +287,6 @@ def events(
     with session() as api:
         seen = _all_events(api, sandbox, after=0)
         if not follow:
-            if as_json:
-                output.document({"items": seen})
-                return
             output.table(
                 [
                     ("AT", lambda item: output.moment(item.get("at"))),
@@ -301,6 +298,7 @@ def events(
                 ],
                 seen,
                 empty="No events.",
+                as_json=as_json,
             )
             return
         _follow(api, sandbox, seen, as_json=as_json)

@@ -27,9 +27,6 @@ def list_snapshots(
     """List the team's snapshots, newest first. `atoll sandbox create --template ID` begins from one."""
     with session() as api:
         found = api.snapshots(sandbox=sandbox, name=name)
-    if as_json:
-        output.document({"items": found})
-        return
     output.table(
         [
             ("ID", lambda item: item.get("id")),
@@ -42,6 +39,7 @@ def list_snapshots(
         ],
         found,
         empty="No snapshots.",
+        as_json=as_json,
     )
 
 

@@ -22,9 +22,6 @@ def list_templates(as_json: JsonOption = False) -> None:
     """List the templates that this key can use."""
     with session() as api:
         found = api.templates()
-    if as_json:
-        output.document({"items": found})
-        return
     output.table(
         [
             ("NAME", lambda item: item.get("name")),
@@ -37,6 +34,7 @@ def list_templates(as_json: JsonOption = False) -> None:
         ],
         [{**item, **(item.get("size") or {})} for item in found],
         empty="No templates.",
+        as_json=as_json,
     )
 
 

@@ -40,9 +40,6 @@ def warm_template(
 def _show(reference: str | None, *, as_json: bool) -> None:
     with session() as api:
         found = [one for one in api.warm() if reference in (None, one["template"], one["templateId"])]
-    if as_json:
-        output.document({"items": found})
-        return
     output.table(
         [
             ("TEMPLATE", lambda item: item.get("template")),
@@ -54,6 +51,7 @@ def _show(reference: str | None, *, as_json: bool) -> None:
         ],
         found,
         empty="Nothing is kept warm. `atoll template warm NAME --count N` begins to.",
+        as_json=as_json,
     )
 
 

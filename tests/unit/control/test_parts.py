@@ -111,23 +111,26 @@ async def test_a_console_s_wish_is_sent_once_and_answered() -> None:
     consoles = Consoles(hub=Hub(), dice=seeded(1))
     reading = asyncio.create_task(consoles.read(host_id="hst_a", placement_id="plc_1"))
     await asyncio.sleep(0)
-    (wish,) = consoles.wanted("hst_a")
-    assert consoles.wanted("hst_a") == []
-    assert consoles.wanted("hst_b") == []
+    (wish,) = consoles.wishes.wanted("hst_a", "e", 9)
+    assert consoles.wishes.wanted("hst_a", "e", 9) == []
+    assert consoles.wishes.wanted("hst_b", "e", 9) == []
+    assert consoles.wishes.wanted("hst_a", "f", 9) == [wish], "a later run of its agent knows nothing of it"
     answer = wire.Collected(
         host_id="hst_a", epoch="e", id=wish.id, placement_id="plc_1", console_base64=base64.b64encode(b"words").decode()
     )
-    consoles.collected(answer)
+    consoles.collected("hst_b", answer)
+    assert not reading.done(), "another host cannot answer for it"
+    consoles.collected("hst_a", answer)
     assert await reading == b"words"
-    consoles.collected(answer)  # nobody waits any more
+    consoles.collected("hst_a", answer)  # nobody waits any more
 
 
 async def test_a_console_that_a_host_does_not_have() -> None:
     consoles = Consoles(hub=Hub(), dice=seeded(1))
     reading = asyncio.create_task(consoles.read(host_id="hst_a", placement_id="plc_1"))
     await asyncio.sleep(0)
-    (wish,) = consoles.wanted("hst_a")
-    consoles.collected(wire.Collected(host_id="hst_a", epoch="e", id=wish.id, placement_id="plc_1", code="SOMETHING_NEW"))
+    (wish,) = consoles.wishes.wanted("hst_a", "e", 9)
+    consoles.collected("hst_a", wire.Collected(host_id="hst_a", epoch="e", id=wish.id, placement_id="plc_1", code="SOMETHING_NEW"))
     with pytest.raises(Refused) as refused:
         await reading
     assert refused.value.code is Code.SANDBOX_NOT_FOUND
@@ -138,7 +141,7 @@ async def test_a_reader_that_left_leaves_no_wish(monkeypatch: pytest.MonkeyPatch
     consoles = Consoles(hub=Hub(), dice=seeded(1))
     with pytest.raises(OutcomeUnknown):
         await consoles.read(host_id="hst_a", placement_id="plc_1")
-    assert consoles.wanted("hst_a") == []
+    assert consoles.wishes.wanted("hst_a", "e", 9) == []
 
 
 # Bare ASGI.

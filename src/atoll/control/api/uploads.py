@@ -6,10 +6,7 @@ has it. Signature first, then length and room on the disk, then the bytes; the a
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -19,17 +16,15 @@ from starlette.types import Receive, Scope, Send
 
 from atoll.base.clock import Clock
 from atoll.base.errors import AtollError, Code, Refused
-from atoll.control.api.archives import parts
 from atoll.control.api.errors import v1_error
 from atoll.control.api.exchange import Answer
-from atoll.control.artifacts.imports import free_bytes
+from atoll.control.api.receiving import receive_file
 from atoll.control.tokens import Tokens
 from atoll.images.library import Library
 from atoll.planning.recipes import FILES_HASH
 
 PREFIX: Final = "/template-files/"
 BYTES_MAX: Final = 8 << 30
-SPARE_BYTES: Final = 1 << 30
 LINK_S: Final = 3600
 
 
@@ -71,7 +66,8 @@ class Uploads:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             team_id, files_hash = self._allowed(scope)
-            await self._take(receive, self._place(team_id, files_hash), dict(scope["headers"]).get(b"content-length"))
+            place, announced = self._place(team_id, files_hash), dict(scope["headers"]).get(b"content-length")
+            await receive_file(receive, place.parent, lambda _: place.name, announced=announced, bytes_max=BYTES_MAX, library=self._library)
             answer = Answer(200)
         except AtollError as error:
             answer = v1_error(error, self._request_id())
@@ -86,30 +82,3 @@ class Uploads:
         if not self._tokens.is_upload(team_id, files_hash, int(until), signature) or int(until) < self._clock.now():
             raise Refused(Code.FORBIDDEN, "this link was not given for these files, or is too old; ask for another")
         return team_id, files_hash
-
-    async def _take(self, receive: Receive, target: Path, length: bytes | None) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        room = min(BYTES_MAX, free_bytes(target.parent) - SPARE_BYTES)
-        if length is not None and (not length.isdigit() or len(length) > 15 or int(length) > room):
-            raise Refused(Code.BODY_TOO_LARGE, f"there is room for {max(room, 0)} bytes")
-        found = 0
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".upload-", delete=False) as file:
-            path = Path(file.name)
-            try:
-                async for part in parts(receive):
-                    found += len(part)
-                    if found > room:
-                        raise Refused(Code.BODY_TOO_LARGE, f"there is room for {max(room, 0)} bytes")
-                    await asyncio.to_thread(file.write, part)
-                file.flush()
-                if length is not None and found != int(length):
-                    raise Refused(Code.INVALID_REQUEST, f"{found} bytes came, {int(length)} were announced")
-                if self._library is not None:
-                    # Before it has its name: who finds it here may count on it everywhere.
-                    await self._library.keep_upload(path, name=target)
-                path.replace(target)
-            except OSError as error:
-                raise Refused(Code.HOST_DISK_FULL, f"the files could not be kept: {error.strerror}") from error
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()

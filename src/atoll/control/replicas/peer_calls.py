@@ -59,10 +59,10 @@ class PeerCalls:
     def _collected(self, message: agent.Collected) -> None:
         if self.captures is not None and message.code is not None:
             self.captures.failed(message.host_id, message)
-        self.consoles.collected(message)
+        self.consoles.collected(message.host_id, message)
 
     def _waits(self, message: wire.Waiting) -> None:
-        if self.captures is None or not self.captures.waits(message.host_id, message.wish_id):
+        if self.captures is None or self.captures.wishes.of(message.host_id, message.wish_id) is None:
             raise Refused(Code.HOST_NOT_FOUND, "nobody waits for this layer here")
 
     async def _came(self, message: wire.Came) -> None:

@@ -1,6 +1,6 @@
 """Peers: what replicas ask of each other, because a host's poll, or its answer, came to another one than who waits for it.
 
-Theory of operation. A console, usage or a layer is waited for in one process (`consoles.py`, `captures.py`), and goes out with the host's poll,
+Theory of operation. A console, usage or a layer is waited for in one process (`sessions/wishes.py`), and goes out with the host's poll,
 which may be parked at any replica. Who waits asks the others, until one has the poll; that one gives the wish away with its next answer, once.
 The agent's answer goes to whichever replica its connection reaches: what nobody waits for there is passed on to the others. A layer's bytes stay
 where they came until the one who waits has fetched them. Nothing of this is kept: a wish that is lost is asked again by its reader.

@@ -92,9 +92,8 @@ class Answers:
         tombstones = set(poll.tombstones)
         answer.forget.extend(sorted(p for p in tombstones if p in gone or p in unknown)[:FORGET_PER_POLL_MAX])
         answer.unknown.extend(sorted(p for p in strange if p in unknown and p not in tombstones)[:UNKNOWN_PER_POLL_MAX])
-        answer.collect.extend(self.consoles.wanted(host.id))
-        if self.captures is not None:
-            answer.collect.extend(self.captures.wanted(host.id, poll.epoch, wire.COMMANDS_PER_POLL_MAX - len(answer.collect)))
+        for wishes in (self.consoles.wishes, *(() if self.captures is None else (self.captures.wishes,))):
+            answer.collect.extend(wishes.wanted(host.id, poll.epoch, wire.COMMANDS_PER_POLL_MAX - len(answer.collect)))
         if self.peers is not None:
             answer.collect.extend(self.peers.wanted(host.id, wire.COMMANDS_PER_POLL_MAX - len(answer.collect)))
         return answer

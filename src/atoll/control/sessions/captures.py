@@ -1,9 +1,8 @@
 """Captures: what has changed in a sandbox's files, as a layer from its host.
 
-Theory of operation. A wish goes out with the host's next poll, as one for a console does; the host packs the layer and sends it to
+Theory of operation. A wish (`wishes.py`) goes out with the host's next poll; the host packs the layer and sends it to
 `/agent/v1/layers/{id}`, whose bytes go to a private file of the image store, are counted and digested there, and appear as a blob by one
-rename. What a host was not asked for it cannot send. A new run of the agent is asked again; control itself remembers nothing: a build that is
-taken over takes the step again.
+rename. What a host was not asked for it cannot send. A build that is taken over takes the step again.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +18,11 @@ from typing import IO, Final
 
 from starlette.types import Receive
 
-from atoll.base.errors import Code, OutcomeUnknown, Refused, Unavailable
+from atoll.base.errors import Code, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, new_id
 from atoll.control.replicas.hub import Hub
 from atoll.control.replicas.peers import Peers
+from atoll.control.sessions.wishes import Open, Wishes
 from atoll.wire import agent as wire
 from atoll.wire.replica import Came
 
@@ -42,78 +41,24 @@ class Captured:
     entries: int
 
 
-@dataclass(slots=True)
-class _Open:
-    host_id: str
-    wish: wire.Collect
-    future: asyncio.Future[Captured]
-    given_to: str | None = None
-    """The epoch of the agent's run that has it: a later run does not know of it."""
-
-
 class Captures:
-    """Open wishes of this process. `store` is the image store's directory."""
+    """One per control process. `store` is the image store's directory."""
 
     def __init__(self, *, hub: Hub, dice: Dice, store: Path, peers: Peers | None = None) -> None:
-        self._hub = hub
         self._peers = peers
         self._dice = dice
         self.store = store
-        self._open: dict[str, _Open] = {}
-        self._of_host: defaultdict[str, list[str]] = defaultdict(list)
+        self.wishes: Wishes[Captured] = Wishes(hub=hub, peers=peers)
 
     async def take(self, *, host_id: str, placement_id: str) -> Captured:
-        """The layer of a placement. *Errors*: what its host says, e.g. HOST_DISK_FULL; OutcomeUnknown when it does not answer in time."""
+        """The layer of a placement. *Errors*: as `Wishes.ask`; what its host says, e.g. HOST_DISK_FULL."""
         wish = wire.Collect(id=new_id(Prefix.DELIVERY, self._dice), placement_id=placement_id, what=wire.LAYER)
-        future: asyncio.Future[Captured] = asyncio.get_running_loop().create_future()
-        self._open[wish.id] = _Open(host_id, wish, future)
-        self._of_host[host_id].append(wish.id)
-        self._hub.wake_host(host_id)
-        spreading = self._spread(host_id, wish)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                return await future
-        except TimeoutError:
-            raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "the sandbox's host did not hand in its files in time") from None
-        finally:
-            if spreading is not None:
-                spreading.cancel()
-            self._open.pop(wish.id, None)
-            with contextlib.suppress(ValueError):
-                self._of_host[host_id].remove(wish.id)
-
-    def _spread(self, host_id: str, wish: wire.Collect) -> asyncio.Task[None] | None:
-        if self._peers is None:
-            return None
-
-        def pending() -> bool:
-            known = self._open.get(wish.id)
-            return known is not None and known.given_to is None
-
-        def given(epoch: str) -> None:
-            known = self._open.get(wish.id)
-            if known is not None:
-                known.given_to = epoch
-
-        return asyncio.ensure_future(self._peers.spread(host_id, wish, pending=pending, given=given))
-
-    def waits(self, host_id: str, wish_id: str) -> bool:
-        """Whether this layer of this host's is waited for here."""
-        known = self._open.get(wish_id)
-        return known is not None and known.host_id == host_id and not known.future.done()
-
-    def wanted(self, host_id: str, epoch: str, room: int) -> list[wire.Collect]:
-        """At most `room` wishes that this run of the agent has not been given yet."""
-        found = [self._open[one] for one in self._of_host.get(host_id, ()) if one in self._open and self._open[one].given_to != epoch]
-        taken = found[:room]
-        for one in taken:
-            one.given_to = epoch
-        return [one.wish for one in taken]
+        return await self.wishes.ask(host_id, wish, patience_s=PATIENCE_S)
 
     def failed(self, host_id: str, message: wire.Collected) -> None:
         """The host could not. An id that nobody waits for any more is ignored."""
-        known = self._open.get(message.id)
-        if known is None or known.host_id != host_id or known.future.done():
+        known = self.wishes.of(host_id, message.id)
+        if known is None:
             return
         code = Code.__members__.get(message.code or "", Code.INTERNAL)
         known.future.set_exception(Refused(code, message.message[:2000] or "the host could not hand in the sandbox's files"))
@@ -124,8 +69,9 @@ class Captures:
         *Errors*: Refused INVALID_REQUEST (nobody asked), BODY_TOO_LARGE, HOST_DISK_FULL; Unavailable when the one who waits could not take
         it; ConnectionError.
         """
-        if self.waits(host_id, wish_id):
-            await self._take(self._open[wish_id], entries, _parts(receive))
+        known = self.wishes.of(host_id, wish_id)
+        if known is not None:
+            await self._take(known, entries, _parts(receive))
             return
         address = await self._peers.waiting(host_id, wish_id) if self._peers is not None else None
         if address is None or self._peers is None:
@@ -136,15 +82,15 @@ class Captures:
 
     async def fetch(self, message: Came) -> None:
         """A layer that came to another replica. *Errors*: as `receive`."""
-        if self._peers is None or not self.waits(message.host_id, message.wish_id):
+        known = self.wishes.of(message.host_id, message.wish_id)
+        if self._peers is None or known is None:
             raise Refused(Code.INVALID_REQUEST, "nobody waits for this layer")
-        known = self._open[message.wish_id]
         async with self._peers.fetch(message.address, message.digest) as (status, parts):
             if status != _OK:
                 raise Unavailable(Code.CONTROL_UNAVAILABLE, "the replica that has the layer does not give it")
             await self._take(known, message.entries, parts, digest=message.digest)
 
-    async def _take(self, known: _Open, entries: int, parts: AsyncIterator[bytes], *, digest: str | None = None) -> None:
+    async def _take(self, known: Open[Captured], entries: int, parts: AsyncIterator[bytes], *, digest: str | None = None) -> None:
         try:
             hexdigest, size = await self._keep(known.wish.id, parts, digest=digest)
         except Refused as refusal:

@@ -218,13 +218,13 @@ class Sessions:
     async def collected(self, host: Host, message: wire.Collected) -> None:
         """A console that somebody asked for, or why a layer cannot be had. *Errors*: as `observe`."""
         self._holds(host, message.epoch)
-        here = self._consoles.waits(message.id) or (self.captures is not None and self.captures.waits(host.id, message.id))
-        if not here and self._peers is not None:
+        here = self._consoles.wishes.of(host.id, message.id) or (self.captures and self.captures.wishes.of(host.id, message.id))
+        if here is None and self._peers is not None:
             await self._peers.pass_on(message.model_copy(update={"host_id": host.id}))
             return
         if self.captures is not None and message.code is not None:
             self.captures.failed(host.id, message)
-        self._consoles.collected(message)
+        self._consoles.collected(host.id, message)
 
     async def hear(
         self, host: Host, observations: Sequence[wire.Observation], *, epoch: str
