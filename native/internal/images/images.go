@@ -33,20 +33,7 @@ const (
 )
 
 // Error is a failure with a stable code.
-type Error struct {
-	Code  string
-	Text  string
-	cause error
-}
-
-func (e *Error) Error() string {
-	if e.cause != nil {
-		return e.Text + ": " + e.cause.Error()
-	}
-	return e.Text
-}
-
-func (e *Error) Unwrap() error { return e.cause }
+type Error = unpack.Error
 
 func failure(code string, cause error, format string, values ...any) error {
 	var known *Error
@@ -56,18 +43,15 @@ func failure(code string, cause error, format string, values ...any) error {
 	if errors.Is(cause, syscall.ENOSPC) || errors.Is(cause, syscall.EDQUOT) {
 		code = CodeDiskFull
 	}
-	return &Error{Code: code, Text: fmt.Sprintf(format, values...), cause: cause}
+	return &Error{Code: code, Text: fmt.Sprintf(format, values...), Cause: cause}
 }
 
 // CodeOf is the stable code of any failure of this package.
 func CodeOf(err error) string {
 	var known *Error
-	var refused *unpack.Error
 	switch {
 	case errors.As(err, &known):
 		return known.Code
-	case errors.As(err, &refused):
-		return refused.Code
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return CodeDiskFull
 	}

@@ -28,17 +28,17 @@ const (
 type Error struct {
 	Code  string
 	Text  string
-	cause error
+	Cause error
 }
 
 func (e *Error) Error() string {
-	if e.cause != nil {
-		return e.Text + ": " + e.cause.Error()
+	if e.Cause != nil {
+		return e.Text + ": " + e.Cause.Error()
 	}
 	return e.Text
 }
 
-func (e *Error) Unwrap() error { return e.cause }
+func (e *Error) Unwrap() error { return e.Cause }
 
 func refuse(format string, values ...any) error {
 	return &Error{Code: CodeRefused, Text: fmt.Sprintf(format, values...)}
@@ -49,7 +49,7 @@ func corrupt(cause error, format string, values ...any) error {
 	if errors.As(cause, &known) {
 		return cause
 	}
-	return &Error{Code: CodeCorrupt, Text: fmt.Sprintf(format, values...), cause: cause}
+	return &Error{Code: CodeCorrupt, Text: fmt.Sprintf(format, values...), Cause: cause}
 }
 
 // failed says what the file system answered for an entry of a layer.
@@ -59,13 +59,13 @@ func failed(cause error, name string) error {
 	case errors.As(cause, &known):
 		return cause
 	case errors.Is(cause, syscall.ENOSPC), errors.Is(cause, syscall.EDQUOT):
-		return &Error{Code: CodeDiskFull, Text: fmt.Sprintf("%.200q cannot be unpacked", name), cause: cause}
+		return &Error{Code: CodeDiskFull, Text: fmt.Sprintf("%.200q cannot be unpacked", name), Cause: cause}
 	case errors.Is(cause, syscall.ELOOP), errors.Is(cause, syscall.ENOTDIR), errors.Is(cause, syscall.ENOENT),
 		errors.Is(cause, syscall.EXDEV), errors.Is(cause, syscall.ENAMETOOLONG), errors.Is(cause, syscall.EMLINK), errors.Is(cause, syscall.EFBIG),
 		errors.Is(cause, syscall.EPERM), errors.Is(cause, syscall.EINVAL), errors.Is(cause, syscall.E2BIG), errors.Is(cause, syscall.ERANGE):
-		return &Error{Code: CodeRefused, Text: fmt.Sprintf("%.200q cannot be unpacked", name), cause: cause}
+		return &Error{Code: CodeRefused, Text: fmt.Sprintf("%.200q cannot be unpacked", name), Cause: cause}
 	}
-	return &Error{Code: codeInternal, Text: fmt.Sprintf("%.200q cannot be unpacked", name), cause: cause}
+	return &Error{Code: codeInternal, Text: fmt.Sprintf("%.200q cannot be unpacked", name), Cause: cause}
 }
 
 // Limits bound what one image may cost.
