@@ -185,6 +185,8 @@ SHOWN = (
 
 
 def test_one_window_is_streamed(desktop: Desktop) -> None:
+    # One that was moved over the edge of the screen cannot be streamed.
+    desktop.commands.run("pkill -x xterm; while pgrep -x xterm; do sleep 0.1; done")
     desktop.commands.run("xterm -geometry 60x20+200+200", background=True)
     window = wait_for_windows(desktop, "xterm")[0]
     _, _, width, height = geometry(desktop, window)
@@ -192,7 +194,7 @@ def test_one_window_is_streamed(desktop: Desktop) -> None:
     until, said = time.monotonic() + 60, ""
     # It listens a little before it shows: who comes in between is sent away.
     while said.split() != [str(width), str(height)]:
-        assert time.monotonic() < until, (said, desktop.commands.run("pgrep -a x11vnc || true").stdout)
+        assert time.monotonic() < until, (said, desktop.commands.run("pgrep -a x11vnc; tail -20 /tmp/x11vnc_stderr.log").stdout)
         said = desktop.commands.run(f'python3 -c "{SHOWN}" 2>&1 || true').stdout
     desktop.stream.stop()
 

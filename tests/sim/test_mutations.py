@@ -30,7 +30,8 @@ from atoll.store.prepared import Prepared
 from atoll.store.tables import HOSTS, SANDBOXES
 from atoll.testing.sim.scenario import Fault, Kind, Scenario, Step, Wish
 from atoll.testing.sim.shrink import shrink, signature
-from atoll.testing.sim.world import World, simulate
+from atoll.testing.sim.story import simulate
+from atoll.testing.sim.world import World
 from atoll.wire import agent as wire
 
 pytestmark = pytest.mark.usefixtures("quiet")

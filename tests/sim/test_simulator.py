@@ -14,7 +14,7 @@ from atoll.testing.sim.loop import Stuck, VirtualLoop
 from atoll.testing.sim.process import Process, current
 from atoll.testing.sim.scenario import MOMENTS, REPLICAS, Fault, Kind, Scenario, Step, Wish, generate
 from atoll.testing.sim.shrink import shrink, signature
-from atoll.testing.sim.world import Outcome, simulate
+from atoll.testing.sim.story import Outcome, simulate
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.base.clock import Clock, ShiftedClock
 from atoll.testing.sim.scenario import Fault, Kind, Scenario, Step, Wish
-from atoll.testing.sim.world import simulate
+from atoll.testing.sim.story import simulate
 from tests.sim.duo import duo
 from tests.sim.world import World
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from atoll.testing.sim.scenario import Plan, generate
-from atoll.testing.sim.world import simulate
+from atoll.testing.sim.story import simulate
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

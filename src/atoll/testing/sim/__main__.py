@@ -16,7 +16,7 @@ from pathlib import Path
 from atoll.telemetry import log
 from atoll.testing.sim.scenario import Fault, Plan, Scenario, Step, generate
 from atoll.testing.sim.shrink import shrink
-from atoll.testing.sim.world import Outcome, simulate
+from atoll.testing.sim.story import Outcome, simulate
 
 _PROGRESS = 25
 

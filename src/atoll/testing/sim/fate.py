@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from atoll.base.errors import AtollError, Code
 from atoll.domain.host import AdminEvent
+from atoll.testing.sim import verdict
 from atoll.testing.sim.moments import MomentWeather
 from atoll.testing.sim.network import Weather
+from atoll.testing.sim.places import Host, Seat
+from atoll.testing.sim.process import Process
 from atoll.testing.sim.scenario import CONTROL, MOMENTS, REPLICAS, SLOW_S_MAX, STEP_S_MAX, STEPS_MAX, STORE, Fault, Kind
 from atoll.testing.sim.store import StoreWeather
-
-if TYPE_CHECKING:
-    from atoll.testing.sim.process import Process
-    from atoll.testing.sim.world import Host, Seat, World
+from atoll.testing.sim.world import World
 
 _STEP_SEEN_S: Final = 45.0
 _TRAP_S: Final = 30.0
@@ -103,8 +103,24 @@ class Fate:
         world.note("a backup of the store is made")
         await asyncio.sleep(fault.for_s)
         self._say(fault, "the store")
-        world.take_back(backup, made_at=made_at)
+        self._take_back(backup, made_at=made_at)
         return True
+
+    def _take_back(self, backup: bytes, *, made_at: float) -> None:
+        """The store is what it was at `made_at`: an operator has ended every control process, and restored it. *Units*: true seconds.
+
+        One that stands still was overlooked, and goes on later as if nothing had happened; but its connections are broken.
+        """
+        world = self._world
+        for seat in world.seats:
+            if seat.process is not None and (seat.process.frozen is None or not world.shared):
+                seat.process.end()
+            seat.ear.broken.set()
+        now = world.database.wall() if world.shared else world.seats[0].clock.now()
+        world.database.take_back(backup, now=now, chance=world.dice(f"life after {world.loop.time()}").randbytes)
+        world.ledger.taken_back(world.database.rows())
+        with world.watched():
+            verdict.taken_back(world, made_at=made_at)
 
     async def _step(self, fault: Fault) -> bool:
         world = self._world

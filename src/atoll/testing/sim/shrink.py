@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.testing.sim.scenario import Fault, Scenario, Step
-from atoll.testing.sim.world import Outcome, simulate
+from atoll.testing.sim.story import Outcome, simulate
 
 TRIES_MAX: Final = 400
 _NAMES: Final = re.compile(r"\b(?:[a-z]{3}_[a-z0-9]{20}|i[a-z0-9]{20}|c\d+-\d+)\b|\d+(?:\.\d+)?")

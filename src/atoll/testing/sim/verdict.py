@@ -7,10 +7,8 @@ each end. A world that has healed must come to what is desired, do what it could
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from atoll.agent.record import Record
 from atoll.base.errors import Code
@@ -25,12 +23,11 @@ from atoll.testing.sim import checks, warmth
 from atoll.testing.sim.checks import Violated
 from atoll.testing.sim.clients import CANARY, Promise
 from atoll.testing.sim.machine import SimMachine, claims
+from atoll.testing.sim.places import Host, Seat
 from atoll.testing.sim.scenario import MOMENTS, Kind
 from atoll.testing.sim.store import Change, Row
+from atoll.testing.sim.world import World
 from atoll.wire.guest import Init
-
-if TYPE_CHECKING:
-    from atoll.testing.sim.world import Host, Seat, World
 
 EARLY_S: Final = 10.0
 """An end may come this much too soon: it is counted from when the agent sent its request, and a request may be on its way so long."""
@@ -48,38 +45,6 @@ TOLD_S: Final = 100.0
 """Every replica of a world at rest remembers what is on record by then: the silence of one that has died is noticed, and all is read anew."""
 REST_S: Final = 1800.0
 """A healed world has come to rest by then: an image's and a guest's deadline, waiting for room, and two releases."""
-
-
-@dataclass(slots=True)
-class History:
-    """What fate has done that explains ends."""
-
-    ended: set[str] = field(default_factory=set)
-    """Placements whose guest has ended by itself."""
-    lost_disk: set[str] = field(default_factory=set)
-    """Names of hosts."""
-    fenced: set[str] = field(default_factory=set)
-    """Ids of hosts."""
-    secrets: set[str] = field(default_factory=set)
-    was_ready: set[str] = field(default_factory=set)
-    """Placements whose guest was believed ready once."""
-    spoilt: bool = False
-    """Something in the artifact store was."""
-    lived: Counter[str] = field(default_factory=Counter)
-    """How often a guest of each sandbox has begun to serve: what the newest remembers."""
-    known: dict[str, int] = field(default_factory=dict)
-    """The same of the newest that was believed ready: nothing older may come back."""
-    taken_back: bool = False
-    """The store was taken back to a backup."""
-    given: dict[str, str] = field(default_factory=dict)
-    """What each guest was given that somebody has brought, by its placement: it is never another's after that."""
-    there: dict[str, tuple[Host, str]] = field(default_factory=dict)
-    """Sandboxes that were promised and ran when that happened: where, and as which placement."""
-
-    def remember(self, sandbox_id: str) -> str:
-        """What a guest of it remembers from now on."""
-        self.lived[sandbox_id] += 1
-        return f"{sandbox_id} {self.lived[sandbox_id]}"
 
 
 # While it goes on.

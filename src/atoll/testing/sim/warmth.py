@@ -8,7 +8,7 @@ many are ready as policies say, or there is no room; and when no policy says so 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -19,10 +19,8 @@ from atoll.store.tables import TALLIES, TEMPLATES, WARM_POLICIES
 from atoll.testing.sim.checks import Violated
 from atoll.testing.sim.clients import CANARY
 from atoll.testing.sim.store import Row
+from atoll.testing.sim.world import World
 from atoll.wire.guest import Init
-
-if TYPE_CHECKING:
-    from atoll.testing.sim.world import World
 
 REASONS: Final = (Code.WARM_OUTDATED, Code.WARM_SURPLUS, Code.WARM_GIVEN_UP, Code.HOST_NOT_ACTIVE)
 """Why one ends that is nobody's."""
