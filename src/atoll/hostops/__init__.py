@@ -3,6 +3,7 @@
 | module | what for |
 |---|---|
 | `processes` | find, watch (pidfd) and end processes, all read from /proc |
+| `memfiles` | what a process has of memory in files without a name, held over its end |
 | `cgroups` | one group per placement, on cgroup v1 and v2; what to write is a pure value |
 | `netlink`, `links`, `conntrack` | veth pairs, addresses, routes and connection tracking, without ever starting `ip` |
 | `namespaces` | network namespaces that are held by a file descriptor alone; a thread with mounts of its own |

@@ -23,6 +23,9 @@ MS_PRIVATE: Final = 1 << 18
 MS_SLAVE: Final = 1 << 19
 MNT_DETACH: Final = 2
 
+_PIDFD_GETFD: Final = 438
+"""The same number on every architecture."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,6 +43,14 @@ def unshare(flags: int) -> None:
 def setns(fd: int, kind: int) -> None:
     """Move the calling *thread* into the namespace that `fd` names."""
     _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), f"setns {kind:#x}")
+
+
+def pidfd_getfd(pidfd: int, fd: int) -> int:
+    """A descriptor of another process's, as one of our own, closed by `execve`. What it is of is not opened again: nothing waits or happens."""
+    result = int(_libc.syscall(ctypes.c_long(_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(fd), ctypes.c_uint(0)))
+    if result < 0:
+        _check(result, f"pidfd_getfd {fd}")
+    return result
 
 
 def syncfs(fd: int) -> None:

@@ -24,7 +24,7 @@ from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
 from atoll.drivers.oci import bundle, capturing, console, freezing, look, probes, saves, selftest, usage
 from atoll.drivers.oci import record as records
-from atoll.drivers.oci.clearing import Live, Over
+from atoll.drivers.oci.clearing import FREED_BEHIND_MIB_MAX, Live, Over
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
 from atoll.drivers.oci.gathering import both
 from atoll.drivers.oci.images import Images
@@ -38,6 +38,7 @@ from atoll.drivers.oci.slotworks import Slot
 from atoll.drivers.oci.watching import Watches
 from atoll.drivers.port import Capabilities, Change, Held, Image, OnExit, Order, Power, Probe, Seen, Usage
 from atoll.hostops import cgroups, processes
+from atoll.hostops.memfiles import MemoryFiles
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ class OciDriver(Moving):
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._clearing: set[asyncio.Task[None]] = set()
+        self._memory = MemoryFiles(FREED_BEHIND_MIB_MAX << 20)
         self._flushes = {}
         self._expecting: asyncio.Task[None] | None = None
         gvisor = config.runtime is RuntimeKind.RUNSC
@@ -551,6 +553,13 @@ class OciDriver(Moving):
         if self._threads is None:
             raise RuntimeError("the driver is not open")
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _some_time(self, work: Callable[[], None]) -> None:
+        try:
+            assert self._threads is not None
+            self._threads.submit(work)
+        except RuntimeError:  # it is being closed
+            work()
 
     def _disk_error(self, error: OSError) -> Refused:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -70,8 +70,11 @@ class Saving(Clearing):
                     raise Refused(Code.PLACEMENT_LOST, f"{order.placement_id} has no guest that could be saved")
                 save = await self._abide(order.placement_id, lambda: self._save(order, mode, frozen=found.frozen))
                 self._step("saved")
-                # A disk that outlasts its guest is to be let go of by it before anybody reads it.
-                await (self._end_guest if self._runtime.disk_file is None else self._end_as_told)(order.placement_id)
+                if self._runtime.disk_file is None:
+                    await self._end_guest(order.placement_id, found.guest)
+                else:
+                    # A disk that outlasts its guest is to be let go of by it before anybody reads it.
+                    await self._end_as_told(order.placement_id)
             self._flush_soon(order.placement_id, save, self._disk_of(order.placement_id))
             return Saved(save.mode, save.size_bytes)
 

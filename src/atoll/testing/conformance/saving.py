@@ -50,7 +50,7 @@ async def what_a_guest_leaves_goes_behind_its_save(stand: Stand) -> None:
     seen = await stand.driver.start(order)
     await stand.driver.save(order, SaveMode.FULL)
     assert seen.pid is not None
-    assert not processes.alive(seen.pid), "memory and CPU are free when it is said to be saved"
+    assert not processes.alive(seen.pid), "it has ended when it is said to be saved"
     async with asyncio.timeout(5.0):
         while left := [name for name in (await stand.driver.inspect(order.placement_id)).leftovers if not name.startswith("directory")]:
             assert not [name for name in left if name.startswith("process")]
