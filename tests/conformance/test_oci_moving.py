@@ -13,7 +13,7 @@ import pytest
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Prefix, new_id
 from atoll.domain.spec import Isolation, Origin, SaveMode
-from atoll.drivers.oci import moving, saves
+from atoll.drivers.oci import bundle, moving, saves
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Power
 from atoll.testing.conformance.oci_stand import OciStand, missing
@@ -131,6 +131,26 @@ async def test_what_is_cut_off_on_its_way_begins_nothing(pair: Pair) -> None:
         await pair.bring(there, stored.digest)
     await other.driver.remove(there.placement_id)
     assert not other.traces(there)
+
+
+async def test_what_another_version_has_set_up_otherwise_goes_on(gvisor: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And as it was: an upgrade must not lose what is suspended."""
+    one, other = gvisor.one, gvisor.other
+    order = one.order()
+    monkeypatch.setattr(bundle, "NOFILE_SOFT", 4096)
+    monkeypatch.setattr(bundle, "READ_ONLY", (*bundle.READ_ONLY, "/proc/scsi"))
+    monkeypatch.setattr(bundle, "PATH", "/usr/bin:/bin")
+    guest = await one.guest(order, await one.driver.start(order))
+    await shell(guest, "echo kept >/kept")
+    await one.driver.save(order, SaveMode.FULL)
+    stored, _ = await gvisor.send(order.placement_id)
+    monkeypatch.undo()
+    there = moved(order)
+    await gvisor.bring(there, stored.digest)
+    guest = await other.guest(there, await other.driver.restore(there))
+    assert (await shell(guest, "cat /kept; ulimit -Sn")).out.split() == ["kept", "4096"]
+    await other.driver.remove(there.placement_id)
+    await one.driver.remove(order.placement_id)
 
 
 async def test_a_host_that_cannot_go_on_from_it_says_so(gvisor: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

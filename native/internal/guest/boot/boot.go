@@ -35,6 +35,7 @@ const (
 	diskLook     = 2 * time.Millisecond
 	configMax    = 1 << 20
 	nofileMax    = 1 << 20
+	nofileSoft   = 1024
 )
 
 // config is what the third disk holds.
@@ -60,6 +61,9 @@ func IsMachine() bool {
 
 // Machine boots, and returns the agent's configuration.
 func Machine() ([]byte, error) {
+	if err := limitFiles(); err != nil {
+		return nil, err
+	}
 	if err := firstMounts(); err != nil {
 		return nil, err
 	}
@@ -322,6 +326,19 @@ func replace(path, content string) error {
 	return os.WriteFile(path, []byte(content), 0o644)
 }
 
+// limitFiles gives programs the limits of open files that containers have. The Go runtime takes for itself all that it may have, and gives its
+// children what it found when it began: so it begins again once.
+func limitFiles() error {
+	var found syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &found); err != nil || found.Max >= nofileMax {
+		return err
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: nofileSoft, Max: nofileMax}); err != nil {
+		return fmt.Errorf("limit of open files: %w", err)
+	}
+	return syscall.Exec(os.Args[0], os.Args, os.Environ())
+}
+
 // enter makes the new root the root. The first file system cannot be unmounted; what it holds is removed, for its memory.
 func enter() error {
 	for _, dir := range []string{"/proc", "/sys"} {
@@ -348,7 +365,6 @@ func settle(hostname string) {
 	_ = unix.Sethostname([]byte(hostname))
 	// The kernel draws it when it is first read: without this, what is restored of one boot would be of as many as there are clones.
 	_, _ = os.ReadFile("/proc/sys/kernel/random/boot_id")
-	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: nofileMax, Max: nofileMax})
 	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
 	for name, value := range map[string]string{
 		"net/ipv4/ip_unprivileged_port_start": "0",

@@ -42,6 +42,9 @@ MASKED: Final = (
 )  # fmt: skip
 READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
+NOFILE_SOFT: Final = 1024
+"""As any machine gives its programs. One that needs more takes it, up to the hard limit; one that looks at all it may have open, as x11vnc does for
+each connection, takes seconds for a million."""
 TMP_KEEPER: Final = ".atoll-keeps"
 """The name of a mount that no layer takes in."""
 HOST_PIDS_FACTOR: Final = 3
@@ -108,7 +111,7 @@ def make(kind: RuntimeKind, order: Order, places: Places) -> dict[str, Any]:
             "cwd": "/",
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "rlimits": [
-                {"type": "RLIMIT_NOFILE", "soft": places.nofile_max, "hard": places.nofile_max},
+                {"type": "RLIMIT_NOFILE", "soft": min(NOFILE_SOFT, places.nofile_max), "hard": places.nofile_max},
                 {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
             ],
             # sudo and ping are what a user expects of a machine: set-user-id programs work.

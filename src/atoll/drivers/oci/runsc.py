@@ -25,6 +25,8 @@ STUB_OOM_SCORE: Final = 900
 OWN_STUB_OOM_SCORE: Final = 600
 CUT_TCP: Final = "--allow-live-tcp-migration=false"
 """What is restored has another address: its old connections are cut, rather than left to wait for peers that cannot find it."""
+LENIENT: Final = "--restore-spec-validation=ignore"
+"""What was saved goes on as it was: a later version of Atoll may set up new containers in another way."""
 HALT_S: Final = 30.0
 SAVE_S: Final = 600.0
 
@@ -68,6 +70,7 @@ class Runsc:
             "--allow-suid",
             "--net-raw",
             CUT_TCP,
+            LENIENT,
             disk,
             verb,
             *options,

@@ -175,6 +175,9 @@ async def an_ordinary_machine(stand: Stand) -> None:
     assert order.hostname in hosts.out
     assert "nameserver 10." in hosts.out, hosts.out
     assert (await shell(guest, "mkdir -p /a/b && mv /a /c && ln -s /c /d && ls /d")).out == "b\n"
+    soft, hard = (await shell(guest, "ulimit -Sn; ulimit -Hn; ulimit -Sn $(ulimit -Hn)")).out.split()
+    assert soft == "1024", "some programs look at each file that they may have open"
+    assert int(hard) >= 8192, hard
     if (await shell(guest, "command -v sudo && getent passwd user")).status == 0:
         assert (await shell(guest, "sudo -n id -u", user="user")).out == "0\n"
     if (await shell(guest, "command -v ping")).status == 0:
