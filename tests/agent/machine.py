@@ -280,7 +280,7 @@ class MachineGuests:
         self.fuse.pass_("after lull")
         return True
 
-    async def meet(self, record, address, *, token, init):
+    async def meet(self, record, address, *, token, init, waiting):
         secret = await token()
         assert secret.reveal() == f"token of {record.placement_id}"
         if self.gate is not None:

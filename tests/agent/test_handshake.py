@@ -88,14 +88,17 @@ class Guest:
             writer.close()
 
 
-async def meet(port, *, record=RECORD, payload=None):
+async def meet(port, *, record=RECORD, payload=None, clock=None, said=None):
     async def token():
         return Secret("t0ken")
 
     async def init(_hello):
         return init_of(record, payload or InitPayload(), clock=Clock(), dice=os.urandom)
 
-    return await TcpGuests(Clock(), port=port).meet(record, "127.0.0.1", token=token, init=init)
+    async def waiting(words):
+        (said if said is not None else []).append(words)
+
+    return await TcpGuests(clock or Clock(), port=port).meet(record, "127.0.0.1", token=token, init=init, waiting=waiting)
 
 
 async def test_hello_then_init_on_one_connection():
@@ -234,6 +237,49 @@ async def test_a_start_command_that_does_not_get_ready_is_told_with_its_words(st
     assert word in refused.value.message
 
 
+async def test_a_guest_that_is_slow_to_answer_has_no_less_time_for_its_start_command():
+    spec = replace(STARTS.blueprint.spec, guest_ready_s=1.0, start_s=0.8)
+    record = replace(STARTS, blueprint=replace(STARTS.blueprint, ready_s=spec.ready_s, spec=spec))
+    async with Guest(hello={**HELLO, "start": "starting"}, hello_status=503) as guest:
+        meeting = asyncio.ensure_future(meet(guest.port, record=record))
+        await asyncio.sleep(0.7)
+        guest.hello_status = 200
+        await asyncio.sleep(0.5)
+        assert not meeting.done(), "what the guest took to answer was taken from its start command"
+        guest.hello = {**guest.hello, "start": "ready"}
+        assert (await meeting).start == "ready"
+
+
+class Hasty(Clock):
+    """An hour passes in a second or so."""
+
+    def boot(self):
+        return super().boot() * 3600
+
+
+async def test_what_a_start_command_says_that_is_not_ready_soon_is_told_once():
+    said = []
+    async with Guest(hello={**HELLO, "start": "starting", "start_detail": "one"}) as guest:
+        record = replace(STARTS, blueprint=replace(STARTS.blueprint, spec=replace(STARTS.blueprint.spec, start_s=5.0)))
+        meeting = asyncio.ensure_future(meet(guest.port, record=record, clock=Hasty(), said=said))
+        await asyncio.sleep(0.3)
+        guest.hello = {**guest.hello, "start_detail": "two"}
+        await asyncio.sleep(0.5)
+        guest.hello = {**guest.hello, "start": "ready"}
+        await meeting
+    assert said == ["one", "two"]
+
+
+async def test_a_start_command_that_is_ready_soon_is_not_spoken_of():
+    said = []
+    async with Guest(hello={**HELLO, "start": "starting", "start_detail": "one"}) as guest:
+        meeting = asyncio.ensure_future(meet(guest.port, record=STARTS, said=said))
+        await asyncio.sleep(0.15)
+        guest.hello = {**guest.hello, "start": "ready"}
+        await meeting
+    assert said == []
+
+
 async def test_without_a_start_command_nothing_is_waited_for():
     async with Guest(hello={**HELLO, "start": "starting"}) as guest:
         await meet(guest.port)
@@ -253,7 +299,10 @@ async def hand_over(guests, record, env):
     async def init(_hello):
         return init_of(record, InitPayload(env=env), clock=Clock(), dice=os.urandom)
 
-    return await guests.meet(record, "127.0.0.1", token=token, init=init)
+    async def waiting(_words):
+        raise AssertionError("it has no start command")
+
+    return await guests.meet(record, "127.0.0.1", token=token, init=init, waiting=waiting)
 
 
 async def test_a_guest_made_ahead_is_handed_over_on_the_line_on_which_it_has_proved_itself():

@@ -12,6 +12,7 @@ import pytest
 
 from atoll.base.errors import Code
 from atoll.control.builds import builds as module
+from atoll.domain.deployment import BuildLimits
 from tests.sim.shop import Shop
 from tests.sim.world import Agent, World
 
@@ -323,7 +324,7 @@ async def test_only_one_owner_ends_a_build(world: World, shop: Shop) -> None:
 
 async def test_a_build_takes_no_longer_than_it_may(world: World, shop: Shop) -> None:
     assert world.control is not None
-    world.control.builds.build_s = 0.3
+    world.control.builds.limits = lambda: BuildLimits(whole_s=0.3)
     failed = await built(world, run("hang"))
     assert failed["status"] == "error"
     assert (failed["reason"]["step"], shop.open) == ("1", 0)

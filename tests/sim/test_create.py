@@ -12,7 +12,7 @@ from atoll.domain.host import Admin
 from atoll.domain.placement import Observed
 from atoll.store import hosts
 from atoll.wire.agent import Check
-from tests.sim.world import Agent, Refusal, World, failing, obedient, silent
+from tests.sim.world import Agent, Refusal, World, failing, obedient, silent, waiting
 
 
 async def test_a_create_is_answered_when_the_guest_is_ready(world: World, agent: Agent) -> None:
@@ -133,6 +133,28 @@ async def test_nothing_is_left_of_a_create_that_was_given_up(world: World, agent
     agent.see(command.placement_id, observed=Observed.ABSENT, ended_by="command")
     await agent.observe()
     assert (await world.show(command.sandbox_id))["state"] == "failed"
+    assert await world.used(agent.host_id) == ZERO
+
+
+async def test_a_create_that_waits_for_a_start_command_in_vain_says_what_that_said(world: World, agent: Agent) -> None:
+    """Whichever is over first, the caller's patience or the host's: the answer is the start command's failure."""
+    agent.script = waiting
+    async with agent.at_work():
+        with pytest.raises(Refusal) as refused:
+            await world.create(**{"class": "brisk"})
+    assert (refused.value.status, refused.value.code) == (503, "START_COMMAND_FAILED")
+    assert "the start command is not ready yet: no port yet" in refused.value.body["message"]
+    assert [command.kind for command in agent.commands][:1] == ["ensure_running"]
+    assert len([command for command in agent.commands if command.kind == "ensure_running"]) == 1
+
+
+async def test_a_start_command_that_fails_ends_its_create_at_once(world: World, agent: Agent) -> None:
+    agent.script = failing("START_COMMAND_FAILED", "exit status 4")
+    async with agent.at_work():
+        with pytest.raises(Refusal) as refused:
+            await world.create()
+        shown = await world.until(agent.commands[0].sandbox_id, "failed")
+    assert (refused.value.code, shown["reason"], shown["generation"]) == ("START_COMMAND_FAILED", "START_COMMAND_FAILED", 1)
     assert await world.used(agent.host_id) == ZERO
 
 

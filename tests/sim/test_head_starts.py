@@ -28,7 +28,7 @@ RESULT = Result(image=IMAGE, env=(("OF", "template"),), command=("/bin/serve",),
 def shop_of(world: World) -> SandboxWorkshop:
     """The real one, without its store of images: nothing here is unpacked."""
     sandboxes: Any = world.running.service._sandboxes
-    return SandboxWorkshop(sandboxes, None, None, None, 60.0, None)  # type: ignore[arg-type]
+    return SandboxWorkshop(sandboxes, None, None, None, None)  # type: ignore[arg-type]
 
 
 async def built(world: World, build_id: str, *, name: str = "served") -> tuple[Build, str]:

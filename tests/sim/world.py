@@ -275,6 +275,13 @@ def failing(code: str, detail: str = "no") -> Script:
     return script
 
 
+def waiting(command: wire.Command) -> Mapping[str, Any] | None:
+    """Guests answer, and their start commands are never ready; removals work."""
+    if command.kind is Kind.ENSURE_ABSENT:
+        return obedient(command)
+    return {"observed": Observed.RUNNING, "reason": "START_COMMAND_FAILED", "detail": "no port yet"}
+
+
 def silent(command: wire.Command) -> None:
     """Takes every command and says nothing."""
 

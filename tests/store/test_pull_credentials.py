@@ -118,7 +118,7 @@ def workshop(store: Store, place: Path, address: str) -> SandboxWorkshop:
     part = Imports(store=store, clock=Still(), dice=os.urandom, carrier=carrier, uploads=place / "uploads", library=library)  # type: ignore[arg-type]
     nothing = cast("Any", None)
     amazon = Amazon(Still(), endpoint=lambda _region: f"http://{address}")  # type: ignore[arg-type]
-    return SandboxWorkshop(nothing, part, nothing, nothing, 60.0, amazon)
+    return SandboxWorkshop(nothing, part, nothing, nothing, amazon)
 
 
 KINDS = {

@@ -42,19 +42,31 @@ LULL_S: Final = 2.0
 ENTROPY_BYTES: Final = 32
 START_PAUSE_FIRST_S: Final = 0.01
 START_PAUSE_MOST_S: Final = 0.25
+TOLD_FIRST_S: Final = 2.0
+TOLD_S: Final = 5.0
+"""Control hears what a start command says that is not ready so soon, and then what it says anew: most of them are never spoken of."""
 DETAIL_MAX: Final = 1000
 KEPT_S: Final = 600.0
 """A line to a guest that was made ahead, without a word: guests hang up after 640 s (native/internal/guest)."""
 KEPT_MAX: Final = 256
+
+Waiting = Callable[[str], Awaitable[None]]
+"""`waiting(words)`: what a guest's start command says, which is not ready yet."""
 
 
 class Guests(Protocol):
     """How the agent meets guests; the simulator has its own."""
 
     async def meet(
-        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[Hello], Awaitable[Init]]
+        self,
+        record: Record,
+        address: str,
+        *,
+        token: Callable[[], Awaitable[Secret]],
+        init: Callable[[Hello], Awaitable[Init]],
+        waiting: Waiting,
     ) -> Hello:
-        """Return when the guest at `address` has proved itself and is initialised.
+        """Return when the guest at `address` has proved itself, is initialised, and its start command is ready.
 
         *Errors*: Refused GUEST_IDENTITY_MISMATCH, GUEST_BOOT_TIMEOUT, START_FAILED (it refused init), START_COMMAND_FAILED.
         """
@@ -82,23 +94,36 @@ class TcpGuests:
             self._hang_up(self._kept[placement_id], placement_id)
 
     async def meet(
-        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[Hello], Awaitable[Init]]
+        self,
+        record: Record,
+        address: str,
+        *,
+        token: Callable[[], Awaitable[Secret]],
+        init: Callable[[Hello], Awaitable[Init]],
+        waiting: Waiting,
     ) -> Hello:
         """See Guests."""
+        secret, hello = await self._met(record, address, token, init)
+        return await self._started(record, address, secret, waiting) if waits(record) else hello
+
+    async def _met(
+        self, record: Record, address: str, token: Callable[[], Awaitable[Secret]], init: Callable[[Hello], Awaitable[Init]]
+    ) -> tuple[Secret, Hello]:
+        """The guest's hello once it has proved itself and is initialised, and what it knows the agent by."""
         assert record.blueprint is not None
-        ready_s = record.blueprint.ready_s
+        # What a start command takes is counted by itself: a guest that was slow to answer has no less time for it.
+        ready_s = min(record.blueprint.ready_s, record.blueprint.spec.guest_ready_s)
         last = "nothing answered"
         try:
             async with asyncio.timeout(ready_s):
                 secret = await token()
                 if (met := await self._on_kept_line(record, address, secret, init)) is not None:
-                    return await self._started(record, address, secret) if waits(record) else met
+                    return secret, met
                 began = self._clock.boot()
                 connect_s, pause_s = CONNECT_FIRST_S, PAUSE_FIRST_S
                 while True:
                     try:
-                        hello = await self._once(record, address, secret, init, connect_s)
-                        return await self._started(record, address, secret) if waits(record) else hello
+                        return secret, await self._once(record, address, secret, init, connect_s)
                     except LineBroken as error:
                         last = str(error)
                     if self._clock.boot() - began > QUICK_S:
@@ -119,11 +144,12 @@ class TcpGuests:
             return False
         return status == 204
 
-    async def _started(self, record: Record, address: str, token: Secret) -> Hello:
+    async def _started(self, record: Record, address: str, token: Secret, waiting: Waiting) -> Hello:
         """The guest's hello once its start command is ready. *Errors*: Refused START_COMMAND_FAILED."""
         assert record.blueprint is not None
         start_s = record.blueprint.spec.start_s
         last, pause_s = "it was not asked yet", START_PAUSE_FIRST_S
+        told, tell_at = "", self._clock.boot() + TOLD_FIRST_S
         try:
             async with asyncio.timeout(start_s):
                 while True:
@@ -134,6 +160,9 @@ class TcpGuests:
                             raise Refused(Code.START_COMMAND_FAILED, last)
                         if hello.start == "ready":
                             return hello
+                    if self._clock.boot() >= tell_at and last != told:
+                        told, tell_at = last, self._clock.boot() + TOLD_S
+                        await waiting(last)
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 1.5, START_PAUSE_MOST_S)
         except TimeoutError:
@@ -213,7 +242,7 @@ def lacks_init(record: Record, hello: Hello) -> bool:
 
 def waits(record: Record) -> bool:
     """Whether a sandbox is of use only when its start command says so."""
-    return record.blueprint is not None and bool(record.blueprint.spec.command or record.blueprint.spec.ready_command)
+    return record.blueprint is not None and record.blueprint.spec.starts
 
 
 def check_hello(record: Record, status: int, body: bytes) -> Hello:

@@ -48,6 +48,7 @@ log = get_logger()
 
 VERSION_MAX: Final = 64
 """Of what a guest says of its version: it goes into every observation."""
+_UNDER_WAY: Final = frozenset({Observed.ACCEPTED, Observed.PREPARING, Observed.STARTING})
 _MET: Final = frozenset({Observed.RUNNING, Observed.SAVING, Observed.ERROR})
 """As what a guest is on record that was ready once, and is neither at rest nor to be begun again."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
@@ -168,7 +169,11 @@ class Steps(Resting):
         if not self._driver(record).capabilities.guest_handshake:
             return None
         hello = await self._guests.meet(
-            record, address, token=lambda: self._vault.token(record.placement_id), init=lambda hello: self._init(record, hello)
+            record,
+            address,
+            token=lambda: self._vault.token(record.placement_id),
+            init=lambda hello: self._init(record, hello),
+            waiting=lambda words: self._say_waiting(record.placement_id, words),
         )
         return hello.guest_version[:VERSION_MAX] or None
 
@@ -360,8 +365,18 @@ class Steps(Resting):
 
     async def _say(self, placement_id: str, phase: Observed) -> None:
         def make(now: Record) -> Record | None:
-            under_way = now.observed in (Observed.ACCEPTED, Observed.PREPARING, Observed.STARTING)
-            return seen(now, phase) if under_way and now.ended_by is None else None
+            return seen(now, phase) if now.observed in _UNDER_WAY and now.ended_by is None else None
+
+        with contextlib.suppress(AtollError):
+            await self._ledger.change(placement_id, make)
+
+    async def _say_waiting(self, placement_id: str, words: str) -> None:
+        """Whoever gives up on a start command that is not ready can say what it said."""
+
+        def make(now: Record) -> Record | None:
+            if now.observed not in (*_UNDER_WAY, Observed.RUNNING) or now.ended_by is not None or now.ready:
+                return None
+            return seen(now, Observed.RUNNING, reason=Code.START_COMMAND_FAILED, detail=words)
 
         with contextlib.suppress(AtollError):
             await self._ledger.change(placement_id, make)

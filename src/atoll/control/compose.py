@@ -27,7 +27,7 @@ from atoll.control.artifacts.rests import Rests
 from atoll.control.artifacts.templates import Templates
 from atoll.control.asgi import Receive, Scope, Send
 from atoll.control.builds.amazon import Amazon
-from atoll.control.builds.builds import BUILD_S, Builds
+from atoll.control.builds.builds import Builds
 from atoll.control.builds.workshop import SandboxWorkshop
 from atoll.control.configuration import Configuration
 from atoll.control.counting import Counted
@@ -365,7 +365,7 @@ class Control:
     def _builds(self, store: Store, *, orders: Orders, templates: Templates, sandboxes: Sandboxes) -> Builds:
         settings, workshop = self.settings, self.settings.workshop
         if workshop is None and settings.inside is not None and self.captures is not None and self.imports.carrier is not None:
-            workshop = SandboxWorkshop(sandboxes, self.imports, self.captures, settings.inside, BUILD_S, Amazon(self._clock))
+            workshop = SandboxWorkshop(sandboxes, self.imports, self.captures, settings.inside, Amazon(self._clock))
         return Builds(
             store=store,
             clock=self._clock,
@@ -376,6 +376,7 @@ class Control:
             uploads=self.imports.uploads,
             own=self._own_registry,
             owner=new_id(Prefix.REPLICA, self._dice),
+            limits=lambda: self.configuration.current.builds,
         )
 
     def _registry_tokens(self) -> registry.RegistryTokens:

@@ -63,6 +63,7 @@ class WorkloadClass:
     reserve_s: float = 10.0
     image_s: float = 600.0
     guest_ready_s: float = 60.0
+    start_s: float = 45.0
     bootstrap_s: float = 30.0
     pause_s: float = 30.0
     resume_s: float = 60.0
@@ -131,6 +132,18 @@ class DeploymentLimits:
     """Of what is saved of one sandbox, or kept as one snapshot, that is sent to the artifact store; what is larger stays on its host."""
 
 
+@dataclass(frozen=True, slots=True)
+class BuildLimits:
+    """How long a template's build may take. *Units*: seconds."""
+
+    whole_s: float = 3600.0
+    """All of it, in one run: one that was cut off by the end of its control process begins its time anew."""
+    step_s: float = 3600.0
+    """One command of a step."""
+    start_s: float = 600.0
+    """What it has made, to be ready: the start command, once the guest has answered."""
+
+
 DEFAULT_CLASSES: Final[Mapping[str, WorkloadClass]] = {
     "default": WorkloadClass(description="Untrusted code behind a kernel of its own, of a machine where there is one.", or_stronger=True),
     "shared-kernel": WorkloadClass(
@@ -150,6 +163,7 @@ class Deployment:
     client: ClientLimits = field(default_factory=ClientLimits)
     team: TeamLimits = field(default_factory=TeamLimits)
     deployment: DeploymentLimits = field(default_factory=DeploymentLimits)
+    builds: BuildLimits = field(default_factory=BuildLimits)
     teams: Mapping[str, TeamLimits] = field(default_factory=dict)
     """By name, whole: what is other than for every team is merged when the document is read."""
     public_repositories: tuple[str, ...] = ()

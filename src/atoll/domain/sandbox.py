@@ -151,7 +151,7 @@ class Deadline:
     state: State
     during: str
     timeouts: tuple[str, ...]
-    """Of the deployment document's `timeouts`; several are added."""
+    """Of the deployment document's `timeouts`; several are added. `start` counts where there is a start command."""
     at_zero: str
 
 
@@ -159,6 +159,7 @@ TIMEOUTS: Final[Mapping[str, str]] = {
     "reserve": "reserve_s",
     "image": "image_s",
     "guest_ready": "guest_ready_s",
+    "start": "start_s",
     "bootstrap": "bootstrap_s",
     "release": "release_s",
     "no_capacity": "no_capacity_s",
@@ -175,14 +176,14 @@ DEADLINES: Final = (
     Deadline(
         State.PROVISIONING,
         "its guest was not seen coming",
-        ("image", "guest_ready", "bootstrap"),
+        ("image", "guest_ready", "start", "bootstrap"),
         "`START_TIMEOUT` or `IMAGE_TIMEOUT`: it is removed, and placed again",
     ),
     Deadline(
         State.PROVISIONING,
         "its guest was seen coming",
-        ("guest_ready", "bootstrap"),
-        "`GUEST_BOOT_TIMEOUT`: it is removed, and placed again",
+        ("guest_ready", "start", "bootstrap"),
+        "`GUEST_BOOT_TIMEOUT`: it is removed, and placed again; `START_COMMAND_FAILED`, where that is what it waits for: it ends",
     ),
     Deadline(
         State.PROVISIONING,

@@ -149,7 +149,7 @@ class Spec:
     ready_command: tuple[str, ...] = ()
     """The sandbox is ready once this has ended well; empty: as soon as the start command runs."""
     start_s: float = 45.0
-    """How long that may take. Less than a create's patience, so that its failure is told and not only its absence."""
+    """How long that may take, once the guest has answered. Less than a create's patience, so that its failure is told in time."""
     network: NetworkSpec = field(default_factory=NetworkSpec)
     tmp_on_disk: bool = False
     """The guest's `tmp` is a directory like any other, kept with the rest: for steps of builds, which leave things there for each other."""
@@ -182,6 +182,16 @@ class Spec:
 
     origin: Origin | None = None
     """Only hosts that have this snapshot can begin it, unless it is a head start."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether a sandbox is of use only when its start command says so."""
+        return bool(self.command or self.ready_command)
+
+    @property
+    def ready_s(self) -> float:
+        """How long a guest may take until it is ready, with its start command where it has one. *Units*: seconds."""
+        return self.guest_ready_s + (self.start_s if self.starts else 0.0)
 
     def vector(self) -> Vector:
         """What a running placement of this spec holds on its host."""

@@ -149,7 +149,7 @@ def _resumed(facts: Facts, stimulus: ResumeRequested, now: float) -> Outcome | N
     spec = sandbox.spec
     if placement.holding in _AGAIN:
         placement = pl.grant(placement, _AGAIN[placement.holding])
-    boot_s = 0.0 if sandbox.state is State.PAUSED else spec.image_s + spec.guest_ready_s
+    boot_s = 0.0 if sandbox.state is State.PAUSED else spec.image_s + spec.ready_s
     after = replace(
         sandbox,
         state=sb.step(sandbox.state, Event.RESUME),

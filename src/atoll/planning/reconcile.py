@@ -104,8 +104,8 @@ def _placed(facts: Facts, stimulus: Placed, now: float) -> Outcome | None:
         host_id=stimulus.placement.host_id,
         placement_id=stimulus.placement.id,
         attempts=sandbox.attempts + 1,
-        deadline_at=now + spec.image_s + spec.guest_ready_s + spec.bootstrap_s,
-        end_at=now + spec.guest_ready_s + spec.timeout_s,
+        deadline_at=now + spec.image_s + spec.ready_s + spec.bootstrap_s,
+        end_at=now + spec.ready_s + spec.timeout_s,
         end_revision=sandbox.end_revision + 1,
         conditions=sandbox.conditions - {Condition.NO_ELIGIBLE_HOST},
     )
@@ -296,7 +296,7 @@ def _booting(sandbox: Sandbox, placement: Placement, now: float) -> Sandbox:
     if sandbox.state is not State.PROVISIONING or placement.desired is not Kind.ENSURE_RUNNING or sandbox.deadline_at is None:
         return sandbox
     spec = sandbox.spec
-    nearer = min(sandbox.deadline_at, now + spec.guest_ready_s + spec.bootstrap_s)
+    nearer = min(sandbox.deadline_at, now + spec.ready_s + spec.bootstrap_s)
     return sandbox if nearer == sandbox.deadline_at else replace(sandbox, deadline_at=nearer)
 
 
@@ -354,7 +354,7 @@ def _erred(facts: Facts, placement: Placement, ended_by: str | None, now: float)
     if sandbox.state is State.RESUMING and restarting.begins_again(sandbox, placement):
         again = _restarting(sandbox, placement, now)
         return replace(again, notes=(note, *again.notes))
-    if sandbox.state is State.PROVISIONING and (replacing.may_replace(sandbox) or replacing.needs_word(sandbox)):
+    if sandbox.state is State.PROVISIONING and replacing.begins_anew(sandbox, reason):
         return _away_first(sandbox, placement, str(reason), (note,), now)
     if ended_by in ENDS:
         # Its agent is ending it already and cannot clean up: that it does not go away is not why it ends.
@@ -484,13 +484,12 @@ def _late(facts: Facts, now: float) -> Outcome | None:
     if (moved := pausing.late(facts, now)) is not None:
         return moved
     seen = placement.observed if placement is not None else Observed.UNKNOWN
-    reason = str(replacing.LATE.get(seen, Code.GUEST_BOOT_TIMEOUT))
+    reason, detail = replacing.why_late(placement)
     missed = Note(ev.SANDBOX_DEADLINE_MISSED, {"state": sandbox.state.value, "observed": seen.value, "reason": reason})
     late = replace(sandbox, conditions=sandbox.conditions | {Condition.DEADLINE_MISSED})
-    again = replacing.may_replace(sandbox) or replacing.needs_word(sandbox)
-    if placement is not None and sandbox.state is State.PROVISIONING and again:
+    if placement is not None and sandbox.state is State.PROVISIONING and replacing.begins_anew(sandbox, reason):
         return _away_first(late, placement, reason, (missed,), now)
-    released = _release(replace(facts, sandbox=late), ReleaseRequested(reason, failing=True), now)
+    released = _release(replace(facts, sandbox=late), ReleaseRequested(reason, failing=True, detail=detail), now)
     assert released is not None
     return replace(released, notes=(missed, *released.notes))
 

@@ -32,6 +32,7 @@ LATE: Final[Mapping[Observed, Code]] = {
     Observed.PREPARED: Code.START_TIMEOUT,
 }
 """Why it is late, by what was seen last."""
+NEVER_READY: Final = "the start command is not ready yet: {}"
 
 
 def may_replace(sandbox: Sandbox) -> bool:
@@ -42,6 +43,32 @@ def may_replace(sandbox: Sandbox) -> bool:
 def needs_word(sandbox: Sandbox) -> bool:
     """Whether a start that fails is to be followed by another one, but only once somebody has said so: its guest may have been given power."""
     return sandbox.state is State.PROVISIONING and sandbox.bootstrap_exposed and sandbox.spec.on_loss is OnLoss.REPLACE
+
+
+def begins_anew(sandbox: Sandbox, reason: str) -> bool:
+    """Whether a start that fails for this reason is followed by another one, at once or after somebody's word.
+
+    A start command that fails where none of its sandbox's guests was ever ready is its template's fault, and no host's: another attempt
+    takes as long again, and fails. What was ready once, and was lost, is begun again as often as its class says.
+    """
+    never_ready = sandbox.attempts >= sandbox.generation
+    if reason == Code.START_COMMAND_FAILED and never_ready:
+        return False
+    return may_replace(sandbox) or needs_word(sandbox)
+
+
+def why_late(placement: Placement | None) -> tuple[str, str | None]:
+    """Why a start takes too long, by code and for people: what its start command says, where its guest has answered."""
+    if placement is None:
+        return str(Code.GUEST_BOOT_TIMEOUT), None
+    if waits_for_command(placement):
+        return str(Code.START_COMMAND_FAILED), NEVER_READY.format(placement.detail)
+    return str(LATE.get(placement.observed, Code.GUEST_BOOT_TIMEOUT)), None
+
+
+def waits_for_command(placement: Placement) -> bool:
+    """Whether its guest has answered, and its start command is what it is not ready for."""
+    return placement.observed is Observed.RUNNING and not placement.ready and placement.reason == Code.START_COMMAND_FAILED
 
 
 def wanted(sandbox: Sandbox, placement: Placement | None) -> bool:

@@ -156,6 +156,7 @@ def resolve(request: CreateRequest, *, template: Template, policy: WorkloadClass
         reserve_s=policy.reserve_s,
         image_s=policy.image_s,
         guest_ready_s=policy.guest_ready_s,
+        start_s=policy.start_s,
         bootstrap_s=policy.bootstrap_s,
         pause_s=policy.pause_s,
         resume_s=policy.resume_s,

@@ -38,7 +38,7 @@ def ordered_again(sandbox: Sandbox, placement: Placement, *, now: float) -> tupl
         sandbox,
         state=sb.step(sandbox.state, Event.GUEST_STOPPED),
         attempts=1 if sandbox.state is State.READY else sandbox.attempts + 1,
-        deadline_at=now + sandbox.spec.image_s + sandbox.spec.guest_ready_s,
+        deadline_at=now + sandbox.spec.image_s + sandbox.spec.ready_s,
         detail=placement.detail,
     )
     return after, again

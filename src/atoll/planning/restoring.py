@@ -307,7 +307,7 @@ def _sandbox(account: Account, known: Sandbox | None, placement: Placement, *, n
     left = _has_left(account)
     going_on = State.READY if placement.ready else State.PROVISIONING
     state = rest.state if rest else State.SUSPENDED if left else State.RELEASING if going else going_on
-    deadlines = {State.RELEASING: now + spec.release_s, State.PROVISIONING: now + spec.image_s + spec.guest_ready_s}
+    deadlines = {State.RELEASING: now + spec.release_s, State.PROVISIONING: now + spec.image_s + spec.ready_s}
     left_s = account.remaining_s if account.remaining_s is not None else float(spec.timeout_s)
     made = Sandbox(
         id=placement.sandbox_id,

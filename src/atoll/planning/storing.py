@@ -155,7 +155,7 @@ def resumed(facts: Facts, stimulus: ResumeRequested, now: float) -> Outcome | No
         tried_hosts=(),
         life_s=stimulus.life_s,
         save_mode=SaveMode.FILES if stimulus.reboot else sandbox.save_mode,
-        deadline_at=now + spec.resume_s + spec.image_s + spec.guest_ready_s,
+        deadline_at=now + spec.resume_s + spec.image_s + spec.ready_s,
         reason=None,
         detail=None,
     )

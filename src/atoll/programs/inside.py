@@ -65,7 +65,7 @@ class InsideGuest:
         except Refused as error:
             if error.code is Code.SANDBOX_NOT_FOUND:
                 raise
-            return Ended(None, _said(error))
+            return Ended(None, _said(error, timeout_s))
         # What was told from the thread comes before what follows from the end.
         await asyncio.sleep(0)
         return ended
@@ -130,7 +130,8 @@ class Lines:
 _CODES: Final = {Code.UNAUTHENTICATED: "unauthenticated", Code.INVALID_REQUEST: "invalid_argument", Code.END_REACHED: "deadline_exceeded"}
 
 
-def _said(error: AtollError) -> str:
+def _said(error: AtollError, timeout_s: float) -> str:
     """The guest's refusal in the words of its contract, which E2B's clients know."""
     name = _CODES.get(error.code)
-    return error.message if name is None else f"{name}: {error.message}"
+    message = f"it took longer than {timeout_s:g} s" if error.code is Code.END_REACHED else error.message
+    return message if name is None else f"{name}: {message}"

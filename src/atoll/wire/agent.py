@@ -322,7 +322,7 @@ class Command(Message):
     """For ensure_running: what to go on from, fetched from the store, as long as this machine has nothing of the placement, and `carried_out`
     is false. What is saved of it here is newer. A snapshot's is in `spec.origin`: for a machine that has no copy of the snapshot."""
     ready_s: float = 60.0
-    """How long the guest may take to answer."""
+    """How long the guest may take until it is ready: to answer, and for its start command after that."""
     timeout_s: float | None = Field(default=None, ge=0)
     """How long the guest lives from when it is ready: counted by the agent, which ends it by itself where control names no newer end.
     None: it has been ready before, and keeps the end that it has. One that comes back from rest has a new one."""

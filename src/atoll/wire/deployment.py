@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from atoll.domain.deployment import Deployment, DeploymentLimits, Range, Rate, TeamLimits, WorkloadClass
+from atoll.domain.deployment import BuildLimits, Deployment, DeploymentLimits, Range, Rate, TeamLimits, WorkloadClass
 from atoll.domain.spec import Ingress, Isolation, OnExit, OnLeaseExpiry, OnLoss, PlacementPolicy
 from atoll.wire import quantities as q
 from atoll.wire.document import Document, NotADocument, Path, Problem, closest
@@ -123,6 +123,7 @@ class Timeouts(Part):
     reserve: Timeout | None = None
     image: Timeout | None = None
     guest_ready: Timeout | None = None
+    start: Timeout | None = None
     bootstrap: Timeout | None = None
     release: Timeout | None = None
     no_capacity: Timeout | None = None
@@ -198,10 +199,17 @@ class Registry(Part):
     public: Annotated[tuple[Repository, ...], Field(max_length=REPOSITORIES_MAX, strict=False), AfterValidator(_once)] = ()
 
 
+class Builds(Part):
+    whole: Timeout | None = None
+    step: Timeout | None = None
+    start: Timeout | None = None
+
+
 class Whole(Part):
     version: Literal[1]
     default_class: Name | None = None
     limits: Limits = Limits()
+    builds: Builds = Builds()
     registry: Registry = Registry()
     teams: Annotated[dict[str, TeamPart], Field(max_length=TEAMS_MAX)] = Field(default_factory=dict)
     classes: Annotated[dict[Name, Class], Field(min_length=1, max_length=CLASSES_MAX)]
@@ -320,6 +328,7 @@ def _class(name: str, part: Class) -> WorkloadClass:
             reserve_s=times.reserve,
             image_s=times.image,
             guest_ready_s=times.guest_ready,
+            start_s=times.start,
             bootstrap_s=times.bootstrap,
             pause_s=times.pause,
             resume_s=times.resume,
@@ -354,6 +363,15 @@ def _team(part: TeamPart, own: TeamLimits) -> TeamLimits:
     return replace(own, requests=_rate(part, own.requests), **_written(part, "sandboxes", "records"), **storage)
 
 
+def _builds(part: Builds) -> BuildLimits:
+    own = replace(BuildLimits(), **_given(whole_s=part.whole))
+    return replace(
+        own,
+        step_s=part.step if part.step is not None else min(own.step_s, own.whole_s),
+        start_s=part.start if part.start is not None else min(own.start_s, own.whole_s),
+    )
+
+
 def _meant(whole: Whole) -> Deployment:
     own = Deployment()
     client, team, total = whole.limits.client, whole.limits.team, whole.limits.deployment
@@ -369,6 +387,7 @@ def _meant(whole: Whole) -> Deployment:
             **_written(total, "sandboxes", "records", "registered_hosts", "active_hosts", "warm_guests"),
             **({"moment_mib": total.moment} if "moment" in total.model_fields_set else {}),
         ),
+        builds=_builds(whole.builds),
         teams={name: _team(part, every_team) for name, part in whole.teams.items()},
         public_repositories=whole.registry.public,
     )
@@ -388,6 +407,7 @@ def _contradictions(whole: Whole, meant: Deployment) -> Iterator[_Wrong]:
     for name, policy in meant.classes.items():
         yield from _of_class(("classes", name), policy, whole.classes[name])
     yield from _of_limits(whole, meant)
+    yield from _of_builds(whole.builds, meant.builds)
 
 
 def _of_class(path: Path, policy: WorkloadClass, part: Class) -> Iterator[_Wrong]:
@@ -432,6 +452,13 @@ def _of_limits(whole: Whole, meant: Deployment) -> Iterator[_Wrong]:
     yield from _fewer_records(("limits", "deployment"), total)
     for name, limits in meant.teams.items():
         yield from _fewer_records(("teams", name), limits)
+
+
+def _of_builds(part: Builds, meant: BuildLimits) -> Iterator[_Wrong]:
+    whole = q.write_duration(meant.whole_s)
+    for name, written in (("step", part.step), ("start", part.start)):
+        if written is not None and written > meant.whole_s:
+            yield ("builds", name), f"is never reached: the whole build has {whole}", f"lower it to {whole}, or raise builds.whole"
 
 
 def _limit_parts(whole: Whole) -> Iterator[tuple[Path, ClientPart]]:

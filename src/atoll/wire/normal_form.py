@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.domain.deployment import Deployment, Range, Rate, TeamLimits, WorkloadClass
+from atoll.domain.deployment import BuildLimits, Deployment, Range, Rate, TeamLimits, WorkloadClass
 from atoll.domain.spec import PlacementPolicy
 from atoll.wire import quantities as q
 from atoll.wire.deployment import UNLIMITED
@@ -59,7 +59,7 @@ def normal(deployment: Deployment) -> dict[str, Tree]:
         )
         | {"moment": UNLIMITED if total.moment_mib is None else q.write_mib(total.moment_mib)},
     }
-    tree: dict[str, Tree] = {"default_class": deployment.default_class, "limits": limits}
+    tree: dict[str, Tree] = {"default_class": deployment.default_class, "limits": limits, "builds": _builds(deployment.builds)}
     if deployment.teams:
         tree["teams"] = {name: _team(one) for name, one in sorted(deployment.teams.items())}
     if deployment.public_repositories:
@@ -71,6 +71,14 @@ def normal(deployment: Deployment) -> dict[str, Tree]:
 def _team(one: TeamLimits) -> dict[str, Tree]:
     storage = UNLIMITED if one.registry_mib is None else q.write_mib(one.registry_mib)
     return {**_limits(one.requests, sandboxes=one.sandboxes, records=one.records), "registry": storage}
+
+
+def _builds(limits: BuildLimits) -> Tree:
+    return {
+        "whole": q.write_duration(limits.whole_s),
+        "step": q.write_duration(limits.step_s),
+        "start": q.write_duration(limits.start_s),
+    }
 
 
 def _limits(rate: Rate | None, **counts: int | None) -> dict[str, Tree]:
@@ -129,6 +137,7 @@ def _timeouts(policy: WorkloadClass) -> Tree:
         "reserve": q.write_duration(policy.reserve_s),
         "image": q.write_duration(policy.image_s),
         "guest_ready": q.write_duration(policy.guest_ready_s),
+        "start": q.write_duration(policy.start_s),
         "bootstrap": q.write_duration(policy.bootstrap_s),
         "pause": q.write_duration(policy.pause_s),
         "resume": q.write_duration(policy.resume_s),

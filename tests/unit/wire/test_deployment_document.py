@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.domain.deployment import (
+    BuildLimits,
     ClientLimits,
     Deployment,
     DeploymentLimits,
@@ -41,6 +42,7 @@ def test_what_is_left_out_is_as_in_the_built_in_document() -> None:
     assert meant.classes == {"ci": WorkloadClass(name="ci")}
     assert meant.default_class == "ci"
     assert (meant.client, meant.team, meant.deployment) == (ClientLimits(), TeamLimits(), DeploymentLimits())
+    assert meant.builds == BuildLimits()
 
 
 def test_the_example_of_the_manual_is_a_document() -> None:
@@ -58,6 +60,7 @@ limits:
   client: {request_rate: 600/m, burst: 7, sandboxes: 5}
   team: {request_rate: unlimited, sandboxes: 50, records: 500, registry: 10GiB}
   deployment: {request_rate: 1000/s, sandboxes: unlimited, records: unlimited, registered_hosts: 9, active_hosts: 8}
+builds: {whole: 2h, step: 90m, start: 5m}
 registry: {public: [acme/app, acme/tools/*]}
 teams:
   acme: {sandboxes: 60, registry: unlimited}
@@ -74,7 +77,7 @@ classes:
       disk: {min: 1GiB, max: 1TiB}
       processes: 99
     lifetime: {default: 90s, max: 2h}
-    timeouts: {reserve: 1s, image: 2s, guest_ready: 3s, bootstrap: 4s, release: 5s, no_capacity: 6s, patience: 250ms}
+    timeouts: {reserve: 1s, image: 2s, guest_ready: 3s, start: 7s, bootstrap: 4s, release: 5s, no_capacity: 6s, patience: 250ms}
     attempts: 1
     ingress: token
     internet: false
@@ -91,6 +94,7 @@ classes:
     assert meant.team == TeamLimits(None, 50, 500, 10240)
     assert meant.public_repositories == ("acme/app", "acme/tools/*")
     assert meant.deployment == DeploymentLimits(Rate(1000.0), None, None, 9, 8)
+    assert meant.builds == BuildLimits(7200.0, 5400.0, 300.0)
     assert meant.of_team("acme") == TeamLimits(None, 60, 500, None)
     assert meant.of_team("Größe und Söhne") == TeamLimits(None, 50, 1000, 10240)
     assert meant.of_team("another") == meant.team
@@ -119,6 +123,7 @@ classes:
         reserve_s=1.0,
         image_s=2.0,
         guest_ready_s=3.0,
+        start_s=7.0,
         bootstrap_s=4.0,
         release_s=5.0,
         no_capacity_s=6.0,
@@ -128,6 +133,22 @@ classes:
         env_pairs_max=3,
         env_bytes_max=4,
     )
+
+
+def test_a_part_of_a_build_has_no_more_time_than_the_whole() -> None:
+    assert read("version: 1\nbuilds: {whole: 5m}\n" + CLASSES).builds == BuildLimits(300.0, 300.0, 300.0)
+    assert read("version: 1\nbuilds: {whole: 5m, step: 5m, start: 1s}\n" + CLASSES).builds == BuildLimits(300.0, 300.0, 1.0)
+    assert [path for _, path, _ in problems("version: 1\nbuilds: {whole: 5m, step: 6m, start: 7m}\n" + CLASSES)] == [
+        "builds.step",
+        "builds.start",
+    ]
+
+
+@pytest.mark.parametrize("limit", ["0s", "-1s", "25h", "unlimited", "60", "5 minutes"])
+@pytest.mark.parametrize("name", ["whole", "step", "start"])
+def test_a_build_s_limits_are_durations_of_a_day_at_most(name: str, limit: str) -> None:
+    found = problems(f"version: 1\nbuilds: {{{name}: {limit}}}\n" + CLASSES)
+    assert [path for _, path, _ in found] == [f"builds.{name}"]
 
 
 def test_all_problems_are_said_at_once_in_the_order_of_the_lines() -> None:
@@ -349,13 +370,14 @@ classes = st.builds(
     labels=st.dictionaries(labels, labels, max_size=3).map(lambda d: tuple(sorted(d.items()))),
     placement_policy=st.sampled_from(PlacementPolicy),
     guest_ready_s=durations,
+    start_s=durations,
     create_patience_s=st.sampled_from([0.25, 50.0, 300.0]),
     on_lease_expiry=st.sampled_from(OnLeaseExpiry),
     on_loss=st.sampled_from(OnLoss),
 )
 mib = st.none() | st.integers(0, 2**20)
 deployments = st.builds(
-    lambda made, client, team, teams, public: Deployment(
+    lambda made, client, team, teams, public, times: Deployment(
         classes={name: replace(one, name=name) for name, one in made.items()},
         default_class=next(iter(made)),
         client=client,
@@ -363,12 +385,14 @@ deployments = st.builds(
         deployment=DeploymentLimits(None, None, None, None, None),
         teams=teams,
         public_repositories=tuple(public),
+        builds=BuildLimits(*sorted(times, reverse=True)),
     ),
     st.dictionaries(names, classes, min_size=1, max_size=3),
     st.builds(ClientLimits, rates),
     st.builds(TeamLimits, rates, counts, st.none(), mib),
     st.dictionaries(names, st.builds(TeamLimits, rates, counts, st.none(), mib), max_size=2),
     st.lists(st.from_regex(r"[a-z0-9]{1,4}(/[a-z0-9]{1,3})?/([a-z0-9]{1,4}|\*)", fullmatch=True), unique=True, max_size=3),
+    st.lists(durations, min_size=3, max_size=3),
 )
 
 

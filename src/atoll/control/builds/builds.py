@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -35,6 +35,7 @@ from atoll.control.builds.steps import StepFailed
 from atoll.control.builds.workshop import on_behalf
 from atoll.control.service import Caller
 from atoll.domain.building import DEFAULT_TAG, MOVES, Build, BuildRequest, Event, Line, Recipe, Result, State, Tag, version
+from atoll.domain.deployment import BuildLimits
 from atoll.domain.machine import step
 from atoll.domain.operations import Act, Action
 from atoll.domain.template import Template
@@ -53,7 +54,6 @@ TAG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 BEAT_S: Final = 5.0
 LOOK_S: Final = 10.0
 ATTEMPTS_MAX: Final = 3
-BUILD_S: Final = 3600.0
 WAITING_S: Final = 3600.0
 KEPT_S: Final = 7 * 24 * 3600.0
 COLLECT_S: Final = 3600.0
@@ -74,7 +74,8 @@ class Builds:
     uploads: Path
     owner: str
     own: OwnRegistry | None = None
-    build_s: float = BUILD_S
+    limits: Callable[[], BuildLimits] = BuildLimits
+    """As they are now: a build keeps to those of when it begins to run."""
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     running: dict[str, Build] = field(default_factory=dict)
     secrets: dict[str, Secrets] = field(default_factory=dict, repr=False)
@@ -368,19 +369,21 @@ class Builds:
         async with Journal(self.store, self.clock, build.id, hidden=secrets.lines()) as journal, self.workshop.keeping():
             if build.attempts > 1:
                 journal.say("control was stopped meanwhile: going on from what was done", level="warn")
+            whole_s = self.limits().whole_s
+            limit = asyncio.timeout(whole_s)
             try:
-                async with asyncio.timeout(self.build_s):
+                async with limit:
                     result = await self.builder.run(build, caller, credentials, journal, secrets)
                 return replace(build, state=step(MOVES, build.state, Event.DONE), result=result, finished_at=self.clock.now())
             except StepFailed as error:
                 return self._failed(build, Code.BUILD_FAILED, str(error), journal.step)
-            except TimeoutError:
-                message = f"the build took longer than {self.build_s:g} s"
-                journal.say(message, level="error")
-                return self._failed(build, Code.BUILD_TIMEOUT, message, journal.step)
             except AtollError as error:
                 return self._failed(build, error.code, error.message, journal.step)
-            except Exception:
+            except Exception as error:
+                if isinstance(error, TimeoutError) and limit.expired():
+                    message = f"the build took longer than {whole_s:g} s"
+                    journal.say(message, level="error")
+                    return self._failed(build, Code.BUILD_TIMEOUT, message, journal.step)
                 LOG.exception(names.BUILD_FAILED, build_id=build.id, code=Code.INTERNAL)
                 journal.say("unexpected failure; control's log says more", level="error")
                 return self._failed(build, Code.INTERNAL, "unexpected failure; control's log says more", journal.step)

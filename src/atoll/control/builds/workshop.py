@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from atoll.base.errors import AtollError, Code, Refused
+from atoll.base.errors import AtollError, Code, Refused, Unavailable
 from atoll.control.artifacts.imports import IMPORT_S, Imports
 from atoll.control.builds.amazon import KEYS, Amazon
 from atoll.control.builds.port import Bench, Ended, Layer, Pulled, Told
@@ -23,6 +23,7 @@ from atoll.control.sandboxes.snapshots import Taking
 from atoll.control.service import Caller
 from atoll.control.sessions.captures import Captures
 from atoll.domain.building import Build, Result, client_of, version
+from atoll.domain.deployment import BuildLimits
 from atoll.domain.sandbox import Sandbox
 from atoll.domain.snapshot import Purpose
 from atoll.domain.spec import NetworkSpec, SaveMode, Spec
@@ -42,10 +43,10 @@ LOG = get_logger()
 
 DISK_MIB: Final = 8192
 """Of a bench, within its class: what steps write, several times over."""
-START_S: Final = 600.0
-"""How long a build waits until what it has made gets ready."""
 PATIENCE_S: Final = 900.0
-"""How long it waits for a sandbox: the first one on a host waits for the image to be unpacked."""
+"""How long it waits for a sandbox, besides for what starts in it: the first one on a host waits for the image to be unpacked."""
+SPARE_S: Final = 60.0
+"""A sandbox of a build lives so much longer than a build may take, should nobody end it."""
 
 
 class Inside(Protocol):
@@ -80,7 +81,6 @@ class SandboxWorkshop:
     imports: Imports
     captures: Captures
     connect: Connect
-    step_s: float
     amazon: Amazon
 
     async def pull(self, source: str, caller: Caller, credentials: Mapping[str, str], told: Told) -> Pulled:
@@ -89,7 +89,7 @@ class SandboxWorkshop:
         if KEYS[0] in credentials:
             credentials = await self.amazon.login(credentials)
         credentials = credentials or await self.imports.login(caller.team.id, caller.team.name, source)
-        async with self.imports.room, asyncio.timeout(IMPORT_S):
+        async with self.imports.room, _within(IMPORT_S):
             record = await self.imports.carrier.pull(
                 source,
                 options=credentials,
@@ -104,7 +104,7 @@ class SandboxWorkshop:
         async with self._sandbox(build, _plain(build, image), tmp_on_disk=True) as sandbox:
             inside = self.connect(sandbox.id, self.sandboxes.tokens.access(sandbox.id))
             try:
-                yield SandboxBench(inside, sandbox, self.captures, self.step_s)
+                yield SandboxBench(inside, sandbox, self.captures, self._limits.step_s)
             finally:
                 await inside.close()
 
@@ -192,6 +192,10 @@ class SandboxWorkshop:
             await self._release(sandbox_id)
 
     @property
+    def _limits(self) -> BuildLimits:
+        return self.sandboxes.configuration.current.builds
+
+    @property
     def _library(self) -> Library:
         assert self.imports.library is not None
         return self.imports.library
@@ -200,8 +204,8 @@ class SandboxWorkshop:
     async def _sandbox(self, build: Build, template: Template, *, tmp_on_disk: bool, disk_mib: int | None = None) -> AsyncIterator[Sandbox]:
         caller = await self._caller(build)
         policy = self.sandboxes.configuration.current.classes[self.sandboxes.configuration.current.default_class]
+        limits = self._limits
         request = CreateRequest(
-            timeout_s=min(int(self.step_s + START_S), policy.timeout_s_max),
             cpu_millis=build.cpu_millis,
             memory_mib=build.memory_mib,
             disk_mib=min(disk_mib or max(build.disk_mib, DISK_MIB), policy.disk_mib.max),
@@ -209,8 +213,12 @@ class SandboxWorkshop:
         )
 
         def patient(spec: Spec) -> Spec:
-            ready_s = max(spec.guest_ready_s, START_S + 60.0)
-            return replace(spec, tmp_on_disk=tmp_on_disk, create_patience_s=PATIENCE_S, guest_ready_s=ready_s, start_s=START_S)
+            # A class's longest life is for what its users begin: a step may take as long as its build.
+            life_s = int(limits.whole_s + SPARE_S)
+            patience_s = PATIENCE_S + limits.start_s
+            return replace(
+                spec, tmp_on_disk=tmp_on_disk, create_patience_s=patience_s, start_s=limits.start_s, timeout_s=life_s, timeout_s_max=life_s
+            )
 
         sandbox = await self.sandboxes.create(caller, request, begun=Beginning(request, template, patient, on_record=False))
         try:
@@ -257,6 +265,19 @@ class SandboxBench:
             raise Refused(Code.SANDBOX_NOT_FOUND, "the sandbox of the step is on no host")
         found = await self.captures.take(host_id=self.sandbox.host_id, placement_id=self.sandbox.placement_id)
         return Layer(found.digest, found.size, found.entries)
+
+
+@contextlib.asynccontextmanager
+async def _within(seconds: float) -> AsyncIterator[None]:
+    """*Errors*: Unavailable IMAGE_UNAVAILABLE when it takes longer: that is not the build's own limit."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise Unavailable(Code.IMAGE_UNAVAILABLE, f"the image was not there within {seconds:g} s", retry_after_s=60.0) from error
 
 
 def on_behalf(build: Build, team: str) -> Caller:

@@ -38,7 +38,7 @@ from atoll.domain.sandbox import STARTING, TERMINAL, Condition, Sandbox, State
 from atoll.domain.snapshot import State as Kept
 from atoll.domain.spec import OnEnd, Spec
 from atoll.domain.template import Template
-from atoll.planning import beginning, resolve
+from atoll.planning import beginning, replacing, resolve
 from atoll.planning.admission import Limits
 from atoll.planning.beginning import Beginning
 from atoll.planning.resolve import CreateRequest
@@ -439,15 +439,19 @@ class Sandboxes:
 
     async def _give_up(self, sandbox: Sandbox) -> None:
         """Patience is over: release it, let the request id be used again, and say what was missing."""
-        code = Code.NO_CAPACITY if sandbox.state in (State.PENDING, State.RESERVING) else Code.CREATE_TIMEOUT
+        code, detail = Code.NO_CAPACITY if sandbox.state in (State.PENDING, State.RESERVING) else Code.CREATE_TIMEOUT, sandbox.detail
+        found = await self.store.read(lambda conn: facts.load(conn, sandbox.id))
+        if found is not None and found.placement is not None and replacing.waits_for_command(found.placement):
+            # Its host has not waited for it as long as it may, but nobody here waits longer.
+            code, detail = Code.START_COMMAND_FAILED, replacing.why_late(found.placement)[1]
         released = await self.reconciler.apply(
-            sandbox.id, ReleaseRequested(code, failing=True, detail=sandbox.detail), about=lambda known: known.sandbox.state in STARTING
+            sandbox.id, ReleaseRequested(code, failing=True, detail=detail), about=lambda known: known.sandbox.state in STARTING
         )
         if released is None or not released.changed:
             # Ready, or ended, in the last moment: whoever waits looks at it again.
             return
         await self.store.write(lambda conn: sandboxes.forget_request(conn, sandbox.id))
-        raise Unavailable(code, sandbox.detail or "the sandbox was not ready in time", retry_after_s=5.0)
+        raise Unavailable(code, detail or "the sandbox was not ready in time", retry_after_s=5.0)
 
     def _digest(self, request: CreateRequest) -> str:
         content: dict[str, Any] = asdict(request)

@@ -87,7 +87,7 @@ class Orders:
                 "hostname": sandbox.id,
                 "payload_ref": sandbox.id,
                 "payload_digest": sandbox.payload_digest,
-                "ready_s": sandbox.spec.guest_ready_s,
+                "ready_s": sandbox.spec.ready_s,
                 "timeout_s": _life_s(placement, sandbox),
             }
         if placement.desired is Kind.ENSURE_RUNNING and placement.desired_reason == RESUMED and sandbox.save_mode is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.agent.handshake import lacks_init
+from atoll.agent.handshake import Waiting, lacks_init
 from atoll.agent.journal import Job, Journal
 from atoll.agent.record import Record
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
@@ -162,7 +162,13 @@ class SimGuests:
         """Told what a guest gets, before it takes it; raises when that is wrong."""
 
     async def meet(
-        self, record: Record, address: str, *, token: Callable[[], Awaitable[Secret]], init: Callable[[Hello], Awaitable[Init]]
+        self,
+        record: Record,
+        address: str,
+        *,
+        token: Callable[[], Awaitable[Secret]],
+        init: Callable[[Hello], Awaitable[Init]],
+        waiting: Waiting,
     ) -> Hello:
         """See Guests."""
         blueprint = record.blueprint
