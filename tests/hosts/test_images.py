@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_a_cut_or_a_kill_in_a_layer_is_gone_on_with(joining: Rig, machine: Machi
         process = subprocess.Popen(
             words, env=machine.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        until(lambda: partial.exists() and partial.stat().st_size > 1 << 20, within_s=30, what=joining.last_words)
+        until(lambda: partial.exists() and partial.stat().st_size > 1 << 20, within_s=60, what=joining.last_words)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     finally:
@@ -157,7 +158,7 @@ def test_a_control_that_is_killed_in_a_layer_is_waited_for(joining: Rig, machine
     machine._nft(f"{rules} add rule inet slow input iifname eth0 limit rate over 8 mbytes/second burst 1 mbytes drop")
     words = machine.command(sys.executable, "-P", "-c", WORK, digest)
     with subprocess.Popen(words, env=machine.environment(), stdout=subprocess.PIPE, text=True) as process:
-        until(lambda: partial.exists() and partial.stat().st_size > 1 << 20, within_s=30, what=joining.last_words)
+        until(lambda: partial.exists() and partial.stat().st_size > 1 << 20, within_s=60, what=joining.last_words)
         joining.replicas[0].program.kill()
         machine._nft("delete table inet slow")
         assert process.poll() is None
@@ -166,6 +167,25 @@ def test_a_control_that_is_killed_in_a_layer_is_waited_for(joining: Rig, machine
         assert json.loads(process.stdout.read()) == {"code": None}
     until(joining.replicas[0].well, within_s=30, what=joining.last_words)
     assert blob(machine, only).stat().st_size > BIG
+
+
+def test_a_control_that_is_away_when_an_image_is_wanted_is_waited_for(joining: Rig, machine: Machine) -> None:
+    """The image's manifest, which is asked for first, is worth no less patience than its layers."""
+    digest, (only,) = image(joining, layer(file=os.urandom(4000)))
+    joining.replicas[0].program.kill()
+    try:
+        words = machine.command(sys.executable, "-P", "-c", WORK, digest)
+        with subprocess.Popen(words, env=machine.environment(), stdout=subprocess.PIPE, text=True) as process:
+            time.sleep(2)
+            assert process.poll() is None, "it was given up"
+            joining.replicas[0].start()
+            assert process.stdout is not None
+            assert json.loads(process.stdout.read()) == {"code": None}
+    finally:
+        if not joining.replicas[0].program.running:
+            joining.replicas[0].start()
+        until(joining.replicas[0].well, within_s=60, what=joining.last_words)
+    assert blob(machine, only).exists()
 
 
 def test_a_disk_that_gets_full_in_a_layer_is_named_and_nothing_stays(joining: Rig, machine: Machine) -> None:

@@ -12,11 +12,11 @@ import (
 	"atoll.local/native/internal/objects"
 )
 
-// attempts to go on with one blob, those that bring something more not counted; between them is a pause that doubles from the first one
-// on. All together outlive a restart of control.
-const attempts = 7
+// attempts to have one blob, those that bring something more not counted; between them is a pause that doubles from the first one
+// on, up to the last. All together (36 s) outlive a restart of control, on a busy machine too.
+const attempts = 12
 
-var firstPause = 200 * time.Millisecond
+var firstPause, lastPause = 200 * time.Millisecond, 5 * time.Second
 
 // Fetch has an image of an object store in this store: its manifest by the digest that the caller knows, and what that names.
 //
@@ -85,14 +85,12 @@ func fetchDocument(ctx context.Context, store *Store, from objects.Reader, diges
 	if store.Has(digest, -1) {
 		return store.Document(digest)
 	}
-	body, err := from.Get(ctx, objects.Blob(digest), 0, -1)
-	if err != nil {
-		return nil, fetchFailure(err, digest)
+	content, err := readDocument(ctx, from, digest)
+	for tried := 1; err != nil && again(ctx, err, tried); tried++ {
+		content, err = readDocument(ctx, from, digest)
 	}
-	defer body.Close()
-	content, err := io.ReadAll(io.LimitReader(body, documentBytesMax+1))
 	if err != nil {
-		return nil, fetchFailure(err, digest)
+		return nil, err
 	}
 	if len(content) > documentBytesMax {
 		return nil, failure(CodeRefused, nil, "manifest %s has more than %d bytes", digest, documentBytesMax)
@@ -102,6 +100,32 @@ func fetchDocument(ctx context.Context, store *Store, from objects.Reader, diges
 		return nil, failure(CodeCorrupt, nil, "manifest %s was asked for, what came is %s", digest, found)
 	}
 	return content, nil
+}
+
+func readDocument(ctx context.Context, from objects.Reader, digest string) ([]byte, error) {
+	body, err := from.Get(ctx, objects.Blob(digest), 0, -1)
+	if err != nil {
+		return nil, fetchFailure(err, digest)
+	}
+	defer body.Close()
+	content, err := io.ReadAll(io.LimitReader(body, documentBytesMax+1))
+	if err != nil {
+		return nil, fetchFailure(err, digest)
+	}
+	return content, nil
+}
+
+// again waits before the next attempt, so many having failed, the last one by err; false: there is none.
+func again(ctx context.Context, err error, tried int) bool {
+	if ctx.Err() != nil || tried >= attempts || CodeOf(err) != CodeUnavailable || errors.Is(err, objects.ErrMissing) {
+		return false
+	}
+	select {
+	case <-time.After(min(firstPause<<(tried-1), lastPause)):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // resume has a blob in the store, beginning where an earlier run ended.
@@ -125,12 +149,7 @@ func (s *Store) complete(ctx context.Context, to *arriving, get getter, want Des
 		if tried++; more > 0 {
 			tried = 1
 		}
-		if ctx.Err() != nil || tried >= attempts || CodeOf(err) != CodeUnavailable || errors.Is(err, objects.ErrMissing) {
-			return err
-		}
-		select {
-		case <-time.After(firstPause << (tried - 1)):
-		case <-ctx.Done():
+		if !again(ctx, err, tried) {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"atoll.local/native/internal/objects"
 )
@@ -22,11 +23,17 @@ type shelf struct {
 	asked   map[string][]int64
 	// cut ends the first answer for a digest after so many bytes.
 	cut map[string]int
+	// away is how many calls more fail, as while control is started again.
+	away int
 }
 
 func (s *shelf) Get(_ context.Context, name objects.Name, offset, _ int64) (io.ReadCloser, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.away > 0 {
+		s.away--
+		return nil, errors.New("connection refused")
+	}
 	content, found := s.content[name.Digest]
 	if !found {
 		return nil, objects.ErrMissing
@@ -106,6 +113,42 @@ func TestAnImageIsFetchedOnceHoweverManyWantIt(t *testing.T) {
 	}
 	if rest := left(t, store, "partial"); len(rest) != 0 {
 		t.Fatal("left:", rest)
+	}
+}
+
+func soon(t *testing.T) {
+	t.Helper()
+	first, last := firstPause, lastPause
+	firstPause, lastPause = time.Millisecond, 2*time.Millisecond
+	t.Cleanup(func() { firstPause, lastPause = first, last })
+}
+
+func TestAStoreThatIsAwayForAWhileIsWaitedFor(t *testing.T) {
+	soon(t)
+	from, digest, _ := shelved(t)
+	from.away = attempts - 1
+	if _, err := fetched(t, from, digest); err != nil {
+		t.Fatal(err)
+	}
+	from.away = 1000
+	store, err := fetched(t, from, digest)
+	if CodeOf(err) != CodeUnavailable || errors.Is(err, objects.ErrMissing) || store.Has(digest, -1) {
+		t.Fatal("it said", err)
+	}
+	if from.away != 1000-attempts {
+		t.Fatal("asked", 1000-from.away, "times")
+	}
+}
+
+func TestAManifestThatBreaksOffIsAskedForAgain(t *testing.T) {
+	soon(t)
+	from, digest, _ := shelved(t)
+	from.cut[digest] = 10
+	if _, err := fetched(t, from, digest); err != nil {
+		t.Fatal(err)
+	}
+	if asked := from.asked[digest]; len(asked) != 2 || asked[1] != 0 {
+		t.Fatal("asked from", asked)
 	}
 }
 

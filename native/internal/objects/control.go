@@ -95,7 +95,8 @@ func (c *Control) Get(ctx context.Context, name Name, offset, length int64) (io.
 	return c.Read(ctx, "blobs/"+name.Digest, offset, length)
 }
 
-// Read is Get for what hosts may read besides blobs: a path below the agents' routes.
+// Read is Get for what hosts may read besides blobs: a path below the agents' routes. ErrMissing means that every replica has said so: what
+// one has not may be with another, which could not be asked.
 func (c *Control) Read(ctx context.Context, path string, offset, length int64) (io.ReadCloser, error) {
 	var said error
 	for _, address := range c.settings.URLs {
@@ -103,7 +104,9 @@ func (c *Control) Read(ctx context.Context, path string, offset, length int64) (
 		if err == nil || errors.Is(err, ErrDenied) {
 			return body, err
 		}
-		said = err
+		if said == nil || errors.Is(said, ErrMissing) {
+			said = err
+		}
 	}
 	return nil, said
 }

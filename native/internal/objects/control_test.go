@@ -75,3 +75,28 @@ func TestALinkIsFollowedWithoutCredentials(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatOneReplicaHasNotMayBeWithAnotherThatIsAway: absence is known only once every replica has said so.
+func TestWhatOneReplicaHasNotMayBeWithAnotherThatIsAway(t *testing.T) {
+	without := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }))
+	defer without.Close()
+	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }))
+	defer away.Close()
+	for _, one := range []struct {
+		urls    []string
+		missing bool
+	}{
+		{[]string{without.URL, away.URL}, false},
+		{[]string{away.URL, without.URL}, false},
+		{[]string{without.URL, without.URL}, true},
+	} {
+		reader, err := OpenControl(ControlSettings{URLs: one.urls, Credential: "hk_1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = reader.Get(t.Context(), Blob("sha256:"+strings.Repeat("a", 64)), 0, -1)
+		if err == nil || errors.Is(err, ErrMissing) != one.missing {
+			t.Errorf("%v: %v", one.urls, err)
+		}
+	}
+}
