@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"atoll.local/native/internal/guest/boot"
+	"atoll.local/native/internal/guest/connections"
 	"atoll.local/native/internal/guest/control"
 	"atoll.local/native/internal/guest/group"
 	"atoll.local/native/internal/guest/hostline"
@@ -26,11 +27,12 @@ type virtual struct {
 	users *group.Group
 	// placementFile is where the guest looks whose it is.
 	placementFile string
+	log           *slog.Logger
 }
 
 // listen answers the host on the machine's lines, whichever it has. A machine without one is served by its network alone.
 func listen(users *group.Group, placementFile string, log *slog.Logger) error {
-	machine := &virtual{users: users, placementFile: placementFile}
+	machine := &virtual{users: users, placementFile: placementFile, log: log}
 	lines := []func() (hostline.Listener, error){
 		func() (hostline.Listener, error) { return hostline.Open("/sys", "/dev") },
 		func() (hostline.Listener, error) { return hostline.OpenVsock() },
@@ -63,24 +65,35 @@ func (v *virtual) Rest(sync bool) error {
 	return nil
 }
 
-// Wake sets clock, chance and name before anything of a user's goes on.
-func (v *virtual) Wake(unixNano int64, entropy, placement []byte) error {
-	if unixNano > 0 {
-		if err := v.SetClock(unixNano); err != nil {
+// Wake sets clock, chance and name before anything of a user's goes on, and ends connections that nobody outside knows any more.
+func (v *virtual) Wake(to hostline.Awakening) error {
+	if to.UnixNano > 0 {
+		if err := v.SetClock(to.UnixNano); err != nil {
 			return err
 		}
 	}
-	if len(entropy) > 0 {
-		if err := v.AddEntropy(entropy); err != nil {
+	if len(to.Entropy) > 0 {
+		if err := v.AddEntropy(to.Entropy); err != nil {
 			return err
 		}
 	}
-	if len(placement) > 0 && v.placementFile != "" {
-		if err := os.WriteFile(v.placementFile, placement, 0o600); err != nil {
+	if len(to.Placement) > 0 && v.placementFile != "" {
+		if err := os.WriteFile(v.placementFile, to.Placement, 0o600); err != nil {
 			return err
 		}
+	}
+	if to.Cut {
+		endConnections(connections.Cut, v.log)
 	}
 	return v.users.Thaw()
+}
+
+// endConnections ends those with others, and says so where it cannot: whoever waits on one that is left finds out when it next sends, which
+// is no reason to stay at rest.
+func endConnections(cut func() (int, error), log *slog.Logger) {
+	if count, err := cut(); err != nil {
+		log.Warn("guest.connections.left", "ended", count, "error", err)
+	}
 }
 
 // End asks all processes to end, and ends the machine when they have, or when it has waited long enough. It answers at once.

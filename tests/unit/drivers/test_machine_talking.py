@@ -160,6 +160,15 @@ def test_a_clone_is_told_whose_it_is(place, peer):
     assert "placement" not in plain
 
 
+def test_a_restored_guest_is_told_that_its_connections_are_cut(place, peer):
+    guest = peer(LINE_SOCKET, lambda q: said(id=q["id"], ok=True))
+    assert line.wake(by(place), timeout_s=5.0, cut=True)
+    assert line.wake(by(place), timeout_s=5.0)
+    restored, stayed = guest.heard
+    assert restored["cut"] is True
+    assert "cut" not in stayed, "one that was never away keeps what it has"
+
+
 def test_what_the_guest_refuses_is_told(place, peer):
     peer(LINE_SOCKET, lambda q: said(id=q["id"], error="the processes of users do not come to a halt"))
     with pytest.raises(Refused, match="halt") as refused:

@@ -33,11 +33,20 @@ const lineMax = 64 << 10
 type Machine interface {
 	// Rest halts the processes of users, and has what they wrote on the disk where that is asked for: a save is about to come.
 	Rest(sync bool) error
-	// Wake sets clock and chance, notes whose guest the machine is now (JSON; none: whose it was), and lets the processes of
-	// users go on.
-	Wake(unixNano int64, entropy, placement []byte) error
+	// Wake sets what has to be other than it was, and lets the processes of users go on.
+	Wake(to Awakening) error
 	// End ends the machine; it may not return.
 	End() error
+}
+
+// Awakening is what a machine finds when it goes on.
+type Awakening struct {
+	UnixNano int64
+	Entropy  []byte
+	// Placement says whose guest the machine is now, in JSON; none: whose it was.
+	Placement []byte
+	// Cut: nobody at the far end of a connection knows of it any more.
+	Cut bool
 }
 
 // Listener is one way on which a host comes.
@@ -54,6 +63,8 @@ type question struct {
 	Sync       bool   `json:"sync"`
 	// Placement is what a container finds in its placement file.
 	Placement json.RawMessage `json:"placement"`
+	// Cut asks for an end of all connections with others.
+	Cut bool `json:"cut"`
 }
 
 type reply struct {
@@ -164,7 +175,7 @@ func carryOut(q *question, machine Machine) error {
 				return errors.New("time_unix_ns must be an integer in a string")
 			}
 		}
-		return machine.Wake(now, entropy, q.Placement)
+		return machine.Wake(Awakening{UnixNano: now, Entropy: entropy, Placement: q.Placement, Cut: q.Cut})
 	case "end":
 		return machine.End()
 	default:

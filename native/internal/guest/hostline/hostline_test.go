@@ -24,8 +24,8 @@ func (m *machine) Rest(sync bool) error {
 	return m.fails
 }
 
-func (m *machine) Wake(now int64, entropy, placement []byte) error {
-	m.did, m.now, m.entropy, m.who = append(m.did, "wake"), now, entropy, placement
+func (m *machine) Wake(to Awakening) error {
+	m.did, m.now, m.entropy, m.who = append(m.did, map[bool]string{true: "cut and wake", false: "wake"}[to.Cut]), to.UnixNano, to.Entropy, to.Placement
 	return m.fails
 }
 
@@ -61,7 +61,7 @@ func TestEachQuestionHasItsAnswer(t *testing.T) {
 	replies := talk(t, m, `{"id":1,"do":"rest"}
 {"id":2,"do":"rest","sync":true}
 
-{"id":3,"do":"wake","time_unix_ns":"1700000000000000000","entropy":"c2VlZA==","placement":{"nonce":"n"}}
+{"id":3,"do":"wake","time_unix_ns":"1700000000000000000","entropy":"c2VlZA==","placement":{"nonce":"n"},"cut":true}
 {"id":4,"do":"end"}
 `)
 	if len(replies) != 4 {
@@ -72,7 +72,7 @@ func TestEachQuestionHasItsAnswer(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	if got := strings.Join(m.did, ", "); got != "rest, rest and sync, wake, end" {
+	if got := strings.Join(m.did, ", "); got != "rest, rest and sync, cut and wake, end" {
 		t.Error(got)
 	}
 	if m.now != 1700000000000000000 || string(m.entropy) != "seed" || string(m.who) != `{"nonce":"n"}` {

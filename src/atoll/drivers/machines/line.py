@@ -28,15 +28,25 @@ def rest(reach: Reach, *, sync: bool, timeout_s: float) -> bool:
     return _ask(reach, {"do": "rest", "sync": sync}, timeout_s=timeout_s, code=Code.SAVE_FAILED)
 
 
-def wake(reach: Reach, *, timeout_s: float, code: Code = Code.RESUME_FAILED, placement: PlacementFile | None = None) -> bool:
+def wake(
+    reach: Reach,
+    *,
+    timeout_s: float,
+    code: Code = Code.RESUME_FAILED,
+    placement: PlacementFile | None = None,
+    cut: bool = False,
+) -> bool:
     """Give the guest time and chance of its own, and let its users' processes go on. *Errors*: Refused when it says that it cannot.
 
-    `placement`: whose it is now, for one that may be another's than it was.
+    `placement`: whose it is now, for one that may be another's than it was. `cut`: nobody outside knows of its connections any more, and they end
+    before anybody in it waits on one; a guest of an earlier release leaves them.
     """
     chance = base64.b64encode(os.urandom(ENTROPY_BYTES)).decode()
     question: dict[str, object] = {"do": "wake", "time_unix_ns": str(time.time_ns()), "entropy": chance}
     if placement is not None:
         question["placement"] = placement.model_dump()
+    if cut:
+        question["cut"] = True
     return _ask(reach, question, timeout_s=timeout_s, code=code)
 
 

@@ -334,10 +334,12 @@ class MachineRuntime(ABC):
         return _gone(launch, pid)
 
     def _wake(self, launch: Launch, patience_s: float, *, another: bool) -> None:
-        """`another`: it was saved as another placement's guest, and is told whose it is now."""
+        """`another`: it was saved as another placement's guest, and is told whose it is now. Its slot went with its save, and all that the host
+        knew of its connections (adr/0044).
+        """
         order, deadline = launch.order, time.monotonic() + patience_s
         who = PlacementFile(sandbox_id=order.sandbox_id, placement_id=order.placement_id, generation=order.generation, nonce=order.nonce)
-        while not line.wake(self.reach(launch.container_id), timeout_s=WAKE_S, placement=who if another else None):
+        while not line.wake(self.reach(launch.container_id), timeout_s=WAKE_S, placement=who if another else None, cut=True):
             pid = starting_pid(launch)
             if time.monotonic() > deadline or pid is None or is_ending(pid):
                 raise Refused(Code.RESUME_FAILED, "the guest does not answer after its restore")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from atoll.base.errors import Code
-from atoll.domain.spec import Isolation, SaveMode
+from atoll.domain.spec import SaveMode
 from atoll.drivers.port import Order, Power, Seen
 from atoll.hostops import processes
 from atoll.testing.conformance.guest import GuestClient
@@ -236,10 +236,6 @@ async def peers_outside_are_reset_when_the_address_changes(stand: Stand) -> None
             await stand.driver.save(order, SaveMode.FULL)
             assert await asyncio.to_thread(peer.heard, TOLD_S) == "reset", "whoever is outside is told, and not left to wait"
             _, guest = await _back(stand, order)
-            if stand.driver.capabilities.isolation is not Isolation.GVISOR:
-                # A machine's own kernel knows of no cut, and finds out when it next sends.
-                await _gone(stand, order)
-                return
             said = await shell(guest, f"timeout {TOLD_S:.0f} sh -c 'until [ -s /abroad ]; do sleep 0.1; done'; cat /abroad")
             heard, sent = said.out.split()
             assert heard in ("ECONNRESET", "ECONNABORTED", "b''"), "who was inside is not left to wait, either"
