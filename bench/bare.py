@@ -190,7 +190,7 @@ class Bare:
 
     def _runsc(self) -> Runsc:
         config = self._configs[RuntimeKind.RUNSC]
-        return Runsc(config.runsc, config.run_dir / "runsc")
+        return Runsc(config.runsc, config.run_dir / "runsc", config.state_dir)
 
     def _say(self, *words: str) -> tuple[str, ...]:
         config = self._configs[RuntimeKind.RUNSC]

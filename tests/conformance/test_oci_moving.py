@@ -13,7 +13,7 @@ import pytest
 from atoll.base.errors import Code, Refused
 from atoll.base.ids import Prefix, new_id
 from atoll.domain.spec import Isolation, Origin, SaveMode
-from atoll.drivers.oci import bundle, moving, saves
+from atoll.drivers.oci import bundle, moving, programs, saves
 from atoll.drivers.oci.config import RuntimeKind
 from atoll.drivers.port import Power
 from atoll.testing.conformance.oci_stand import OciStand, missing
@@ -145,12 +145,96 @@ async def test_what_another_version_has_set_up_otherwise_goes_on(gvisor: Pair, m
     await one.driver.save(order, SaveMode.FULL)
     stored, _ = await gvisor.send(order.placement_id)
     monkeypatch.undo()
+    upgraded(other)
     there = moved(order)
     await gvisor.bring(there, stored.digest)
     guest = await other.guest(there, await other.driver.restore(there))
     assert (await shell(guest, "cat /kept; ulimit -Sn")).out.split() == ["kept", "4096"]
     await other.driver.remove(there.placement_id)
     await one.driver.remove(order.placement_id)
+
+
+def upgraded(stand: OciStand) -> None:
+    """New guests get another program from now on; it is none of ours, so that whoever runs it is found out."""
+    stand.driver._guests = programs.Programs(programs.GUEST, BINARIES / "atoll-io", stand.driver._config.state_dir)
+    stand.driver._guests.open()
+
+
+async def test_memory_goes_on_in_the_program_that_it_is_of(gvisor: Pair) -> None:
+    """Whatever new guests get by then: what was suspended, what begins from a snapshot, and what that is saved as."""
+    one = gvisor.one
+    order, kept = one.order(), new_id(Prefix.SNAPSHOT, os.urandom)
+    guest = await one.guest(order, await one.driver.start(order))
+    await shell(guest, f"({COUNTER}) >/dev/null 2>&1 & echo kept >/kept")
+    await one.driver.snapshot(order, kept, SaveMode.FULL)
+    await one.driver.save(order, SaveMode.FULL)
+    upgraded(one)
+    assert len(one.driver._guests.copies()) == 2, "the earlier one is still of use"
+    guest = await one.guest(order, await one.driver.restore(order))
+    assert (await shell(guest, "cat /kept; test $(tail -n 1 /count | cut -d' ' -f1) -gt 0 && echo counts")).out.split() == [
+        "kept",
+        "counts",
+    ]
+    await one.driver.discard(order.placement_id)
+    fork = one.order()
+    fork = replace(fork, spec=replace(fork.spec, origin=Origin(kept, SaveMode.FULL)))
+    guest = await one.guest(fork, await one.driver.start(fork))
+    assert (await shell(guest, "cat /kept")).out == "kept\n"
+    await one.driver.save(fork, SaveMode.FULL)
+    guest = await one.guest(fork, await one.driver.restore(fork))
+    assert (await shell(guest, "cat /kept")).out == "kept\n"
+    for placement in (order, fork):
+        await one.driver.remove(placement.placement_id)
+    await one.driver.drop(kept)
+    one.driver._guests.open()
+    assert len(one.driver._guests.copies()) == 1, "nobody has the earlier one any more"
+
+
+LATER = """#!/bin/sh
+[ "$1" = --version ] || exit 3
+echo "runsc version later"
+"""
+
+
+async def test_what_is_saved_goes_on_under_the_runtime_that_has_saved_it(gvisor: Pair, tmp_path: Path) -> None:
+    """At its host, and at another that has had it: new guests get a later one there by then."""
+    later = tmp_path / "later"
+    later.write_text(LATER)
+    later.chmod(0o755)
+    one, other = gvisor.one, gvisor.other
+    order = one.order()
+    guest = await one.guest(order, await one.driver.start(order))
+    await shell(guest, "echo kept >/kept")
+    await one.driver.save(order, SaveMode.FULL)
+    for stand in (one, other):
+        stand.driver._runtimes = programs.Programs(programs.RUNTIME, later, stand.driver._config.state_dir, spare=1)
+        stand.driver._runtimes.open()
+        stand.driver._runtime.binary = later
+    fresh = one.order()
+    assert (await refusal(one.driver.start(fresh))).code is Code.START_FAILED, "new guests get the later one"
+    await one.driver.remove(fresh.placement_id)
+
+    guest = await one.guest(order, await one.driver.restore(order))
+    assert (await shell(guest, "cat /kept; echo since >>/kept")).out == "kept\n"
+    await one.driver.discard(order.placement_id)
+    await one.driver.save(order, SaveMode.FULL)
+    stored, what = await gvisor.send(order.placement_id)
+    assert what.facts.runtime != "runsc later"
+    kinds = await other.driver.kinds()
+    assert kinds[0].endswith("runsc later")
+    assert what.facts.kind in kinds, "it has had that one"
+    await one.driver.remove(order.placement_id)
+    there = moved(order)
+    await gvisor.bring(there, stored.digest)
+    guest = await other.guest(there, await other.driver.restore(there))
+    assert (await shell(guest, "cat /kept")).out == "kept\nsince\n"
+    # Files alone are had of it, too.
+    await other.driver.discard(there.placement_id)
+    await other.driver.save(there, SaveMode.FULL)
+    guest = await other.guest(there, await other.driver.restore(there, reboot=True))
+    assert (await shell(guest, "cat /kept")).out == "kept\nsince\n"
+    await other.driver.remove(there.placement_id)
+    assert not other.traces(there)
 
 
 async def test_a_host_that_cannot_go_on_from_it_says_so(gvisor: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_a_console_is_read_from_its_end_and_cut_to_half(tmp_path):
 
 
 def test_runscs_state_is_found_by_exact_id(tmp_path):
-    runtime = Runsc(Path("/bin/true"), tmp_path)
+    runtime = Runsc(Path("/bin/true"), tmp_path, tmp_path)
     assert runtime.containers() == set()
     for name in (f"{ID}_sandbox:{ID}.state", f"{ID}_sandbox:{ID}.lock", f"runsc-{ID}.sock", f"{OTHER}_sandbox:{OTHER}.lock", "null-netns"):
         (tmp_path / name).touch()
@@ -166,7 +166,7 @@ def test_what_traces_mean(found, power):
 
 def test_a_pid_in_a_file_is_nobodys_identity(tmp_path):
     """Only a process in the placement's own group can be its guest, whatever number the pid file has."""
-    runtime = Runsc(Path("/bin/true"), tmp_path / "runsc")
+    runtime = Runsc(Path("/bin/true"), tmp_path / "runsc", tmp_path)
     view = View(tmp_path / "sandboxes", Layout(2, (("", tmp_path / "cg"),)), "parent", runtime)
     view.directory(ID).mkdir(parents=True)
     (view.directory(ID) / "init.pid").write_text("1")

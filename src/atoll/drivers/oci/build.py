@@ -32,7 +32,7 @@ def oci_driver(config: OciConfig, pool: SlotPool, *, on_step: Callable[[str], No
     """A driver for `config.runtime`. Nothing happens before its `open`. `on_step` is for tests: it is called between any two steps."""
     runtime: Runtime
     if config.runtime is RuntimeKind.RUNSC:
-        runtime = Runsc(config.runsc, config.run_dir / "runsc")
+        runtime = Runsc(config.runsc, config.run_dir / "runsc", config.state_dir)
     else:
         runtime = Crun(config.crun, config.runc, config.run_dir / "crun", cgroups.detect(), probe=config.guest_binary)
     return OciDriver(config, pool, runtime, on_step=on_step)

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from atoll.base.errors import AtollError, Code, Refused
 from atoll.domain.spec import Isolation
-from atoll.drivers.oci import bundle, capturing, console, freezing, look, probes, saves, selftest, usage
+from atoll.drivers.oci import bundle, capturing, console, freezing, look, probes, programs, saves, selftest, usage
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.clearing import FREED_BEHIND_MIB_MAX, Live, Over
 from atoll.drivers.oci.config import Names, OciConfig, RuntimeKind
@@ -30,6 +30,7 @@ from atoll.drivers.oci.gathering import both
 from atoll.drivers.oci.images import Images
 from atoll.drivers.oci.locks import Locks
 from atoll.drivers.oci.moving import Moving
+from atoll.drivers.oci.programs import Programs
 from atoll.drivers.oci.record import Record
 from atoll.drivers.oci.ruleset import Egress
 from atoll.drivers.oci.runtime import PID_FILE, Launch, Runtime
@@ -62,6 +63,9 @@ class OciDriver(Moving):
         self._pool = pool
         self._runtime = runtime
         self._step = on_step
+        self._guests = Programs(programs.GUEST, config.guest_binary, config.state_dir)
+        gvisor = config.runtime is RuntimeKind.RUNSC
+        self._runtimes = Programs(programs.RUNTIME, config.runsc, config.state_dir, spare=1) if gvisor else None
         self._images = self._make_images()
         self._layout = cgroups.detect()
         self._view = look.View(config.state_dir, self._layout, self._names.cgroup, runtime)
@@ -78,7 +82,6 @@ class OciDriver(Moving):
         self._memory = MemoryFiles(FREED_BEHIND_MIB_MAX << 20)
         self._flushes = {}
         self._expecting: asyncio.Task[None] | None = None
-        gvisor = config.runtime is RuntimeKind.RUNSC
         self._capabilities = self._declare()
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._nofile_max = GVISOR_NOFILE_MAX if gvisor or hard == resource.RLIM_INFINITY else hard
@@ -130,6 +133,10 @@ class OciDriver(Moving):
         config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._clear_inbox()
+        with contextlib.suppress(OSError):
+            # Without room for it now, it is made when the first guest needs it, who is told of the disk.
+            for kept in self._kept_programs():
+                kept.open()
         self._write_resolv_conf(config.run_dir / RESOLV_CONF)
         cgroups.make_parent(self._layout, self._names.cgroup)
         self._runtime.open()
@@ -269,7 +276,7 @@ class OciDriver(Moving):
         directory = self._view.directory(order.placement_id)
         places = bundle.Places(
             rootfs=str(self._runtime.rootfs(directory, rootfs)),
-            guest_binary=str(self._config.guest_binary),
+            guest_binary=str(self._give_programs(order, directory)),
             resolv_conf=str(self._config.run_dir / RESOLV_CONF),
             namespace=slot.path,
             cgroup=self._view.group(order.placement_id),

@@ -15,6 +15,7 @@ from pathlib import Path
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
 from atoll.drivers.oci import look, saves
+from atoll.drivers.oci.programs import Programs
 from atoll.drivers.oci.runtime import Launch
 from atoll.drivers.oci.saving import NO_ROOM_BYTES, Saving
 from atoll.drivers.port import Order, Saved
@@ -24,6 +25,10 @@ from atoll.wire.guest import GUEST_PATH, PLACEMENT_PATH, PlacementFile
 
 class Keeping(Saving):
     """`Driver.snapshot`, `drop`, `snapshots`."""
+
+    _guests: Programs
+    _runtimes: Programs | None
+    """Where what one version has saved another does not read."""
 
     async def snapshot(self, order: Order, snapshot_id: str, mode: SaveMode) -> Saved:
         place = self._kept(snapshot_id)
@@ -118,6 +123,20 @@ class Keeping(Saving):
         if origin is None:
             return self._runtime.start
         return lambda launch: self._runtime.restore(launch, origin.directory, origin.mode)
+
+    def _kept_programs(self) -> Sequence[Programs]:
+        return (self._guests,) if self._runtimes is None else (self._guests, self._runtimes)
+
+    def _give_programs(self, order: Order, directory: Path) -> Path:
+        """The placement has the programs that what it begins from needs: where its guest's is. Blocking. *Errors*: OSError."""
+        try:
+            save = saves.read(directory / saves.SAVED) if saves.exists(directory) else self._origin(order)
+        except Refused:
+            # Whoever begins it finds so too, and says it.
+            save = None
+        if self._runtimes is not None:
+            self._runtimes.give(directory, None if save is None else save.directory)
+        return self._guests.give(directory, save.directory if save is not None and save.mode is SaveMode.FULL else None)
 
     def _make_disk(self, directory: Path, order: Order) -> None:
         """Blocking. *Errors*: as `_origin`, where it has no disk of its own yet; OSError.

@@ -9,9 +9,9 @@ Memory is what a runtime of one version has written on one kind of processor; a 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Final
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
-from atoll.drivers.oci import ending, saves
+from atoll.drivers.oci import ending, programs, saves
 from atoll.drivers.oci import record as records
 from atoll.drivers.oci.keeping import Keeping
 from atoll.drivers.oci.record import Record
@@ -31,7 +31,6 @@ CPUINFO: Final = Path("/proc/cpuinfo")
 DRIVER: Final = "oci"
 NAMED: Final = ("named", "1")
 NO_SLOT: Final = -1
-VERSION_S: Final = 10.0
 _INSTRUCTIONS: Final = re.compile(
     r"ssse3|sse\w*|pni|avx\w*|amx_\w+|aes|vaes|vpclmulqdq|pclmulqdq|sha_ni|sha512|sm[34]|gfni|fma|f16c|bmi[12]|abm|movbe|popcnt|adx|rdrand|rdseed|"
     r"fsgsbase|erms|fsrm|cx16|cx8|cmov|clflush\w*|clwb|cldemote|movdiri|movdir64b|rtm|hle|xsave\w*|pku|ospke|rdpid|rdtscp|serialize|waitpkg|"
@@ -55,7 +54,6 @@ class Moving(Keeping):
     moments_of = DRIVER
     """Whose moments these are: drivers that write the same share this word."""
     _capabilities: Capabilities
-    _version: str | None = None
 
     async def pack_list(self, name: str) -> PackList:
         if not self._capabilities.portable:
@@ -94,21 +92,9 @@ class Moving(Keeping):
         )
 
     def _needs_of(self, save: saves.Save) -> Needs:
-        """Blocking. *Errors*: Refused RUNTIME_MISSING."""
-        return Needs(self._runtime_version(), instructions() if save.mode is SaveMode.FULL else ())
-
-    def _runtime_version(self) -> str:
-        """What writes memory and files here; empty where what is saved is a disk that any version mounts. Blocking, once."""
-        if self._runtime.disk_file is not None:
-            return ""
-        if self._version is None:
-            command = [str(self._runtime.binary), "--version"]
-            try:
-                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=VERSION_S, check=True)
-            except (OSError, subprocess.SubprocessError) as error:
-                raise Refused(Code.RUNTIME_MISSING, f"{command[0]} does not say its version: {type(error).__name__}") from error
-            self._version = done.stdout.partition("\n")[0].replace(" version ", " ").strip()[:128]
-        return self._version
+        """Blocking. *Errors*: Refused RUNTIME_MISSING. A disk of files alone any version mounts."""
+        version = "" if self._runtimes is None else self._runtimes.version_of(save.directory)
+        return Needs(version, instructions() if save.mode is SaveMode.FULL else ())
 
     def inbox(self, name: str) -> Path:
         root = self._config.state_dir / INBOX
@@ -135,7 +121,7 @@ class Moving(Keeping):
 
     def _versions(self) -> Sequence[str]:
         """What moments may be of that this host goes on from. Blocking. *Errors*: as `_needs_of`."""
-        return [self._runtime_version()]
+        return [""] if self._runtimes is None else list(self._runtimes.versions())
 
     async def suits(self, facts: MomentFacts) -> None:
         kinds = await self.kinds()
@@ -158,15 +144,15 @@ class Moving(Keeping):
         place = self._view.directory(order.placement_id) / saves.SAVED if snapshot_id is None else self._kept(snapshot_id)
         save = saves.Save(place, facts.mode, {}, 0, NAMED in facts.notes, facts.image, str(self._config.runtime))
         if snapshot_id is not None:
-            await self._blocking(lambda: self._take_in(directory, save))
+            await self._blocking(lambda: self._take_in(directory, save, facts.runtime))
             return
         async with self._lock(order.placement_id):
             found = await self._look(order.placement_id)
             if found.guest is None and not found.saved:
-                await self._abide(order.placement_id, lambda: self._receive(order, directory, save))
+                await self._abide(order.placement_id, lambda: self._receive(order, directory, save, facts.runtime))
                 self._step("received")
 
-    def _receive(self, order: Order, directory: Path, save: saves.Save) -> None:
+    def _receive(self, order: Order, directory: Path, save: saves.Save, version: str) -> None:
         """Blocking. The record comes first: what is there is this host's, whatever becomes of this process."""
         own = self._view.directory(order.placement_id)
         try:
@@ -181,12 +167,15 @@ class Moving(Keeping):
         except OSError as error:
             raise self._not_taken(error) from error
         self._step("disk received")
-        self._take_in(directory, save)
+        self._take_in(directory, save, version)
 
-    def _take_in(self, directory: Path, save: saves.Save) -> None:
+    def _take_in(self, directory: Path, save: saves.Save, version: str) -> None:
         if (save.directory / saves.LIST).exists():
             return
         try:
+            self._guests.take_in(directory)
+            if self._runtimes is not None:
+                os.link(self._runtimes.versions()[version], directory / programs.RUNTIME)
             saves.take_in(directory, save)
         except OSError as error:
             raise self._not_taken(error) from error

@@ -15,6 +15,7 @@ from typing import Final
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
 from atoll.drivers.oci import capturing, sentry
+from atoll.drivers.oci.programs import RUNTIME
 from atoll.drivers.oci.runtime import CONSOLE, PID_FILE, Launch, read_pid, run, tell
 from atoll.hostops import mounts, processes
 
@@ -34,9 +35,16 @@ SAVE_S: Final = 600.0
 class Runsc:
     """One directory of runsc state; containers are sandboxes of their own."""
 
-    def __init__(self, binary: Path, root: Path) -> None:
+    def __init__(self, binary: Path, root: Path, state_dir: Path) -> None:
+        """`state_dir`: of the placements, whose containers are called as they are."""
         self.binary = binary
         self._root = root
+        self._state_dir = state_dir
+
+    def _of(self, container_id: str) -> str:
+        """The version that a container is of, which may be an earlier one (`programs.py`)."""
+        own = self._state_dir / container_id / RUNTIME
+        return str(own if own.exists() else self.binary)
 
     def open(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,7 +71,7 @@ class Runsc:
         """A runsc command line for this container."""
         disk = f"--overlay2=root:dir={launch.directory / DISK},size={launch.order.spec.disk_mib}m"
         return [
-            str(self.binary),
+            self._of(launch.container_id),
             f"--root={self._root}",
             "--platform=systrap",
             "--network=sandbox",
@@ -86,7 +94,7 @@ class Runsc:
         With `--leave-running`, which here means halted: a sentry that cannot write all of it is left as it was (research 1b).
         """
         name = launch.container_id
-        self._say(["pause", name], HALT_S)
+        self._say(name, ["pause", name], HALT_S)
         self._write(name, target, mode)
 
     halts_to_keep = False
@@ -100,7 +108,7 @@ class Runsc:
         if mode is SaveMode.FULL:
             sentry.checkpoint(self._root / f"runsc-{container_id}.sock", target, timeout_s=SAVE_S)
         else:
-            self._say(["fscheckpoint", f"--image-path={target}", "--leave-running", container_id], SAVE_S)
+            self._say(container_id, ["fscheckpoint", f"--image-path={target}", "--leave-running", container_id], SAVE_S)
 
     def seed_disk(self, directory: Path, disk_mib: int, source: Callable[[], Path]) -> None:  # noqa: ARG002 - the port's
         """What was on the disk is in what is restored."""
@@ -110,11 +118,11 @@ class Runsc:
         """It has no disk that outlasts its guest."""
 
     def go_on(self, container_id: str) -> None:
-        if json.loads(self._say(["state", container_id], HALT_S))["status"] == "paused":
-            self._say(["resume", container_id], HALT_S)
+        if json.loads(self._say(container_id, ["state", container_id], HALT_S))["status"] == "paused":
+            self._say(container_id, ["resume", container_id], HALT_S)
 
-    def _say(self, words: list[str], timeout_s: float) -> str:
-        return tell([str(self.binary), f"--root={self._root}", CUT_TCP, *words], timeout_s=timeout_s, code=Code.SAVE_FAILED)
+    def _say(self, container_id: str, words: list[str], timeout_s: float) -> str:
+        return tell([self._of(container_id), f"--root={self._root}", CUT_TCP, *words], timeout_s=timeout_s, code=Code.SAVE_FAILED)
 
     def restore(self, launch: Launch, source: Path, mode: SaveMode) -> int:
         image = f"--image-path={source}" if mode is SaveMode.FULL else f"--fs-restore-image-path={source}"
@@ -155,7 +163,7 @@ class Runsc:
 
     def ask_to_end(self, container_id: str, pid: int) -> None:  # noqa: ARG002 - the port's
         subprocess.run(
-            [str(self.binary), f"--root={self._root}", "kill", container_id, "TERM"],
+            [self._of(container_id), f"--root={self._root}", "kill", container_id, "TERM"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=5, check=False,
         )  # fmt: skip
 
@@ -168,7 +176,7 @@ class Runsc:
         with os.fdopen(reader, "rb") as content, tempfile.TemporaryFile() as words:
             try:
                 source = subprocess.Popen(
-                    [str(self.binary), f"--root={self._root}", "tar", "rootfs-upper", f"--file=/proc/self/fd/{writer}", container_id],
+                    [self._of(container_id), f"--root={self._root}", "tar", "rootfs-upper", f"--file=/proc/self/fd/{writer}", container_id],
                     stdin=subprocess.DEVNULL, stdout=words, stderr=words, pass_fds=(writer,),
                 )  # fmt: skip
             finally:

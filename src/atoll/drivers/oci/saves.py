@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from atoll.base.errors import Code, Refused
 from atoll.domain.spec import SaveMode
+from atoll.drivers.oci import programs
 from atoll.drivers.oci import record as records
 
 SNAPSHOTS: Final = ".snapshots"
@@ -80,8 +81,12 @@ def publish(directory: Path, mode: SaveMode, place: Path | None = None) -> Save:
     """
     draft, named = directory / DRAFT, (directory / SHOWN).exists()
     place = directory / SAVED if place is None else place
-    files = {path.name: path.stat().st_size for path in sorted(draft.iterdir())}
     stored = sum(path.stat().st_blocks * 512 for path in draft.iterdir())
+    if mode is SaveMode.FULL:
+        programs.keep(programs.GUEST, directory, draft)
+    files = {path.name: path.stat().st_size for path in sorted(draft.iterdir())}
+    # This one stays on its host: it is no part of what is sent.
+    programs.keep(programs.RUNTIME, directory, draft)
     empty = [name for name, size in files.items() if size == 0]
     if empty:
         raise Refused(Code.SAVE_FAILED, f"what was saved is not whole: {', '.join(empty)} has nothing in it")
@@ -97,8 +102,9 @@ def publish(directory: Path, mode: SaveMode, place: Path | None = None) -> Save:
 
 def take_in(directory: Path, save: Save) -> Save:
     """Let a directory of files that came from elsewhere be what is saved, or kept: whole, and on the disk. Blocks. *Errors*: OSError."""
-    stored = sum(path.stat().st_blocks * 512 for path in directory.iterdir())
-    save = replace(save, files={path.name: path.stat().st_size for path in sorted(directory.iterdir())}, size_bytes=stored, received=True)
+    came = {path.name: path.stat() for path in sorted(directory.iterdir()) if path.name != programs.RUNTIME}
+    stored = sum(found.st_blocks * 512 for found in came.values() if found.st_nlink == 1)
+    save = replace(save, files={name: found.st_size for name, found in came.items()}, size_bytes=stored, received=True)
     _write_list(directory, save)
     (directory / DURABLE).touch()
     for path in (*directory.iterdir(), directory):

@@ -1,0 +1,152 @@
+"""Programs that what is saved depends on, by what is in them: memory goes on in the very guest program, and under the very runtime, that it is of.
+
+Theory of operation. A save holds the memory of a program whose code is in a file; with another file under the same name, such as a later
+version's, what is brought back would run into nothing. And what one version of a runtime has written another does not read. So each placement
+has both as hard links in its own directory, to copies that are called by their digests; what is saved or kept of it has them, too. Nothing
+counts them: a copy goes when no directory has it any more. A save that is sent to the artifact store takes the guest's program along, cut into
+chunks that the store has once; the runtime it names by its version, and hosts keep the one before theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import filecmp
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from atoll.base.errors import Code, Refused
+
+PROGRAMS: Final = ".programs"
+"""Beside the placements' directories: copies, by name and digest."""
+GUEST: Final = "guest"
+RUNTIME: Final = "runsc"
+"""In a placement's directory, and in that of what is saved: its programs."""
+DRAFT_S: Final = 600.0
+VERSION_S: Final = 10.0
+_MODE: Final = 0o755
+
+
+class Programs:
+    """One program of one driver. `binary`: what new guests get; `spare`: how many earlier ones stay though nobody has them.
+
+    All block. *Errors*: OSError.
+    """
+
+    def __init__(self, name: str, binary: Path, state_dir: Path, *, spare: int = 0) -> None:
+        self.name = name
+        self._binary = binary
+        self._directory = state_dir / PROGRAMS
+        self._spare = spare
+        self._current: Path | None = None
+        self._versions: dict[Path, str] = {}
+
+    def open(self) -> None:
+        """Have the copy for new guests, and remove those that nobody has any more."""
+        current, now = self._copy(), time.time()
+        os.utime(current)
+        for path in self._directory.glob(f".{self.name}-*"):
+            # A draft: somebody else's, or what a killed process has left.
+            if now - path.stat().st_mtime > DRAFT_S:
+                path.unlink(missing_ok=True)
+        idle = [path for path in self.copies() if path != current and path.stat().st_nlink == 1]
+        for path in idle[self._spare :]:
+            path.unlink(missing_ok=True)
+
+    def copies(self) -> Sequence[Path]:
+        """All that are here, the one that was current last first."""
+        return sorted(self._directory.glob(f"{self.name}-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def give(self, directory: Path, saved: Path | None) -> Path:
+        """The placement's program in its directory: that of what it begins from, else the one that new guests get.
+
+        `saved`: the directory of what it begins from. *Idempotency*: repeatable.
+        """
+        place = directory / self.name
+        place.unlink(missing_ok=True)
+        if saved is not None and (saved / self.name).exists():
+            os.link(saved / self.name, place)
+            return place
+        try:
+            os.link(self._current or self._copy(), place)
+        except OSError as error:
+            if error.errno not in (errno.EMLINK, errno.ENOENT):
+                raise
+            # A file has so many names only, or somebody has tidied up: a fresh one takes its place.
+            os.link(self._copy(afresh=True), place)
+        return place
+
+    def take_in(self, saved: Path) -> None:
+        """What came with a save from elsewhere is one file with what is here, where they are the same; and may be run."""
+        came = saved / self.name
+        if not came.exists():
+            return
+        current = self._current or self._copy()
+        if filecmp.cmp(came, current, shallow=False):
+            with contextlib.suppress(OSError):
+                came.unlink()
+                os.link(current, came)
+                return
+        came.chmod(_MODE)
+
+    def version_of(self, saved: Path | None = None) -> str:
+        """What it calls itself: that of a placement or a save, or the one that new guests get. *Errors*: Refused RUNTIME_MISSING; OSError."""
+        own = saved / self.name if saved is not None else self._directory
+        found = own if own.is_file() else self._current or self._copy()
+        for copy in self.copies():
+            if copy.samefile(found):
+                return self._version(copy)
+        return self._version(found)
+
+    def versions(self) -> dict[str, Path]:
+        """All copies by what they call themselves; the first is what new guests get. *Errors*: as `version_of`."""
+        current = self._current or self._copy()
+        return {self._version(path): path for path in (current, *(path for path in self.copies() if path != current))}
+
+    def _version(self, path: Path) -> str:
+        if path not in self._versions:
+            try:
+                done = subprocess.run(
+                    [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=VERSION_S, check=True
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise Refused(Code.RUNTIME_MISSING, f"{path} does not say its version: {type(error).__name__}") from error
+            version = done.stdout.partition("\n")[0].replace(" version ", " ").strip()[:128]
+            if path.parent != self._directory:
+                return version
+            self._versions[path] = version
+        return self._versions[path]
+
+    def _copy(self, *, afresh: bool = False) -> Path:
+        with self._binary.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        place = self._directory / f"{self.name}-{digest}"
+        if afresh or not place.exists():
+            self._directory.mkdir(exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile(dir=self._directory, prefix=f".{self.name}-", delete=False) as draft:
+                path = Path(draft.name)
+                try:
+                    with self._binary.open("rb") as file:
+                        shutil.copyfileobj(file, draft, 1 << 20)
+                    draft.flush()
+                    os.fsync(draft.fileno())
+                except BaseException:
+                    path.unlink(missing_ok=True)
+                    raise
+            path.chmod(_MODE)
+            path.rename(place)
+        self._current = place
+        return place
+
+
+def keep(name: str, directory: Path, draft: Path) -> None:
+    """What is being saved of a placement has this program of it. Blocking. *Errors*: OSError."""
+    if (directory / name).exists():
+        os.link(directory / name, draft / name)
