@@ -232,3 +232,45 @@ def test_control_that_is_killed_between_two_stages_leaves_nothing(instance: Inst
     assert "CACHED" in done.stderr
     assert not passing()
     nothing_left(instance)
+
+
+def test_what_docker_takes_is_taken(instance: Instance, name: str, tmp_path: Path) -> None:
+    """A mark before the text and ends of lines of another system, links that are asked for, a group behind USER."""
+    (tmp_path / "real.txt").write_text("real\n")
+    (tmp_path / "link.txt").symlink_to("real.txt")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "in.txt").write_text("in\n")
+    (tmp_path / "folder" / "near").symlink_to("in.txt")
+    (tmp_path / "there").symlink_to("folder")
+    (tmp_path / "s p a c e ü").write_text("odd\n")
+    lines = [
+        "FROM template:base",
+        "COPY link.txt /x/copied.txt",
+        "COPY there /x/there",
+        'COPY ["s p a c e ü", "/x/odd name"]',
+        "RUN test ! -L /x/copied.txt && \\",
+        "    cat /x/copied.txt /x/there/near '/x/odd name' >/x/all && test -L /x/there/near",
+        "USER 1234:4321",
+        "RUN id -u >/tmp/ids && id -g >>/tmp/ids && id -G >>/tmp/ids",
+        "USER root",
+        "RUN tr '\\n' ' ' </tmp/ids >/x/ids",
+    ]
+    (tmp_path / "Dockerfile").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    instance.run("template", "build", name, str(tmp_path))
+    with sandbox_of(instance, name) as sandbox:
+        assert sandbox.commands.run("cat /x/all").stdout == "real\nin\nodd\n"
+        assert sandbox.commands.run("cat /x/ids").stdout == "1234 4321 4321 "
+    nothing_left(instance)
+
+
+def test_what_cannot_be_sent_leaves_no_template(instance: Instance, name: str, tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/etc/passwd")
+    for text, words in (
+        ("COPY gone /x", "has nothing of that name"),
+        ("COPY out /x", "leads out of"),
+        ("COPY . /x\nCOPY --chmod=u+x . /x", "octal"),
+    ):
+        (tmp_path / "Dockerfile").write_text(f"FROM template:base\n{text}\n")
+        refused = instance.run("template", "build", name, str(tmp_path), check=False)
+        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+    assert name not in instance.run("template", "list").stdout

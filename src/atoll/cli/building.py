@@ -14,12 +14,12 @@ import typer
 
 from atoll.base.errors import Code, Refused
 from atoll.cli import output, secrets
-from atoll.cli.context import ignoring
+from atoll.cli.context import TEXT, ignoring
 from atoll.cli.dockerfile.reading import read
 from atoll.cli.dockerfile.stages import Built, Copied, Mounted, Ran, Stage, Step
 from atoll.cli.following import Pages
 from atoll.cli.output import JsonOption
-from atoll.cli.sending import Parcel, parcel
+from atoll.cli.sending import Parcel, as_copied, check, parcel
 from atoll.cli.session import session
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as
     name, place = meant(what, place, name)
     file = place / DOCKERFILE if place.is_dir() else place
     try:
-        text = file.read_text()
+        text = file.read_text(TEXT)
     except OSError as error:
         raise Refused(Code.INVALID_REQUEST, f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -64,6 +64,8 @@ def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as
         typer.echo(note, err=True)
     brought = secrets.brought(secret or (), ssh or ())
     secrets.check(built, brought)
+    # Before control hears of it: a template that could not be begun would stay there without a build.
+    check(file.parent, built, ignoring(file.parent, file))
     with session() as api:
         asked = api.request_build({"name": name, "cpuCount": cpu, "memoryMB": memory_mib})
         recipe = {**document(api, str(asked["templateID"]), file, built, quiet=as_json), "force": no_cache}
@@ -162,7 +164,7 @@ class _Sender:
             return shown
         if one.origin is not None:
             return {**shown, "source": one.source, "fromStage": self.built.origins[one.origin.lower()]}
-        with parcel(self.context, Copied(one.source, one.target, "", "", one.line, "RUN --mount"), self.ignored) as sent:
+        with parcel(self.context, as_copied(one), self.ignored) as sent:
             self._send(sent)
             return {**shown, "source": sent.source, "filesHash": sent.files_hash}
 

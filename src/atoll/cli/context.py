@@ -6,40 +6,53 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from atoll.base.errors import Code, Refused
 from atoll.cli.dockerfile.stages import Copied
 
 IGNORE: Final = ".dockerignore"
+TEXT: Final = "utf-8-sig"
+"""What Dockerfiles and their ignore files are written in: the mark that some editors put before it is none of it."""
 _SIGNS: Final = re.compile(r"(\*\*/?|\*|\?|\[[^\]]+\]|\\.)")
 _WORDS: Final = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
-def chosen(context: Path, source: str, *, ignored: Callable[[str], bool] | None = None, excluded: Iterable[str] = ()) -> Iterator[Path]:
-    """The files and directories that a COPY means, in order, without what is ignored. Links are not followed.
+class Found(NamedTuple):
+    """A file or directory as it is copied: its name below the context, and where its content is."""
 
-    *Errors*: Refused INVALID_REQUEST of what lies outside, also by a link on the way.
+    name: str
+    path: Path
+
+
+def chosen(context: Path, source: str, *, ignored: Callable[[str], bool] | None = None, excluded: Iterable[str] = ()) -> Iterator[Found]:
+    """The files and directories that a COPY means, in order, without what is ignored. As with Docker, a link that is itself asked for means
+    what it leads to; those inside a directory stay links.
+
+    *Errors*: Refused INVALID_REQUEST of what lies outside, also by a link.
     """
     out = ignored or ignoring(context)
     without = left_out(excluded)
     roots = [context] if source in (".", "./") else sorted(context.glob(source.rstrip("/")))
     inside = context.resolve()
     for root in roots:
-        if root != context and not root.parent.resolve().is_relative_to(inside):
+        meant = root.resolve()
+        if root != context and not meant.is_relative_to(inside):
             raise Refused(Code.INVALID_REQUEST, f"{source[:200]!r} leads out of {context}, by a link")
-        below = sorted(root.rglob("*")) if root.is_dir() and not root.is_symlink() else []
-        for path in [*([] if root == context else [root]), *below]:
-            if not out(path.relative_to(context).as_posix()) and not without(path.relative_to(root if below else root.parent).as_posix()):
-                yield path
+        start = meant if root.is_symlink() else root
+        below = sorted(start.rglob("*")) if start.is_dir() else []
+        for path in [*([] if root == context else [start]), *below]:
+            name = (root.relative_to(context) / path.relative_to(start)).as_posix()
+            if not out(name) and not without(path.relative_to(start).as_posix() if below else root.name):
+                yield Found(name, path)
 
 
-def digest(context: Path, files: Iterable[Path], one: Copied) -> str:
+def digest(files: Iterable[Found], one: Copied) -> str:
     """By what the files of a step are known again: names, modes and contents; not when they were written."""
     total = hashlib.sha256(repr((one.source, one.target)).encode())
-    for path in files:
+    for name, path in files:
         info = path.lstat()
-        total.update(repr((path.relative_to(context).as_posix(), info.st_mode)).encode())
+        total.update(repr((name, info.st_mode)).encode())
         if path.is_symlink():
             total.update(str(path.readlink()).encode())
         elif path.is_file():
@@ -56,7 +69,7 @@ def ignoring(context: Path, dockerfile: Path | None = None) -> Callable[[str], b
     own = None if dockerfile is None else dockerfile.with_name(dockerfile.name + IGNORE)
     file = own if own is not None and own.is_file() else context / IGNORE
     try:
-        lines = file.read_text().splitlines() if file.is_file() else []
+        lines = file.read_text(TEXT).splitlines() if file.is_file() else []
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(Code.INVALID_REQUEST, f"{file} cannot be read: {error}") from error
     return left_out(line.strip() for line in lines if not line.startswith("#"))

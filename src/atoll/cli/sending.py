@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 import httpx
 
 from atoll.base.errors import Code, Refused
-from atoll.cli.context import chosen, digest
+from atoll.cli.context import Found, chosen, digest
 from atoll.cli.dockerfile.reading import URLS
-from atoll.cli.dockerfile.stages import Copied
+from atoll.cli.dockerfile.stages import Built, Copied, Mounted, Ran, Step
 
 BYTES_MAX: Final = 8 << 30
 TIMEOUT_S: Final = 60.0
@@ -46,10 +46,42 @@ class Parcel:
     write: Callable[[IO[bytes]], None]
 
 
+def check(context: Path, built: Built, ignored: Callable[[str], bool]) -> None:
+    """*Errors*: Refused INVALID_REQUEST, with the line, when a step copies what the directory does not have."""
+    for stage in built.stages:
+        for step in stage.steps:
+            for one in _taken(step):
+                if one.origin is None and one.content is None and not one.git and not one.source.startswith(URLS):
+                    with _at(one):
+                        next(_found(context, one, ignored))
+
+
+def _taken(step: Step) -> Iterator[Copied]:
+    if isinstance(step, Copied):
+        yield step
+    elif isinstance(step, Ran):
+        yield from (as_copied(one) for one in step.mounts if one.kind == "files" and one.source is not None)
+
+
+def as_copied(one: Mounted) -> Copied:
+    """What a RUN mounts of the directory or of another stage, as what would copy it."""
+    return Copied(one.source or ".", one.target, "", "", one.line, "RUN --mount", one.origin)
+
+
+@contextmanager
+def _at(one: Copied) -> Iterator[None]:
+    try:
+        yield
+    except Refused as error:
+        if not one.line or error.message.startswith("line "):
+            raise
+        raise Refused(error.code, f"line {one.line}: {error.message}", hint=error.hint) from error
+
+
 @contextmanager
 def parcel(context: Path, one: Copied, ignored: Callable[[str], bool]) -> Iterator[Parcel]:
     """What is to be sent for a step. *Errors*: Refused INVALID_REQUEST, with the line."""
-    try:
+    with _at(one):
         if one.git:
             with repository(one) as (place, commit):
                 yield _repository(one, place, commit)
@@ -61,25 +93,29 @@ def parcel(context: Path, one: Copied, ignored: Callable[[str], bool]) -> Iterat
                 yield _alone(one, name, file, mode=0o600)
         else:
             yield _local(context, one, ignored)
-    except Refused as error:
-        if not one.line or error.message.startswith("line "):
-            raise
-        raise Refused(error.code, f"line {one.line}: {error.message}", hint=error.hint) from error
 
 
 def _local(context: Path, one: Copied, ignored: Callable[[str], bool]) -> Parcel:
-    files = list(chosen(context, one.source, ignored=ignored, excluded=one.excluded))
-    if not files:
-        raise Refused(Code.INVALID_REQUEST, f"{one.word} {one.source}: {context} has nothing of that name")
-    if one.word == "ADD" and len(files) == 1 and files[0].is_file() and not files[0].is_symlink() and is_archive(files[0]):
-        return _archive(files[0], one)
+    files = list(_found(context, one, ignored))
+    if one.word == "ADD" and len(files) == 1 and files[0].path.is_file() and not files[0].path.is_symlink() and is_archive(files[0].path):
+        return _archive(files[0].path, one)
 
     def write(target: IO[bytes]) -> None:
         with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as tar:
-            for path in files:
-                tar.add(path, arcname=str(path.relative_to(context)), recursive=False)
+            for name, path in files:
+                tar.add(path, arcname=name, recursive=False)
 
-    return Parcel("COPY", one.source, digest(context, files, one), len(files), write)
+    return Parcel("COPY", one.source, digest(files, one), len(files), write)
+
+
+def _found(context: Path, one: Copied, ignored: Callable[[str], bool]) -> Iterator[Found]:
+    """*Errors*: Refused INVALID_REQUEST when there is nothing."""
+    files = chosen(context, one.source, ignored=ignored, excluded=one.excluded)
+    first = next(files, None)
+    if first is None:
+        raise Refused(Code.INVALID_REQUEST, f"{one.word} {one.source}: {context} has nothing of that name")
+    yield first
+    yield from files
 
 
 def _alone(one: Copied, name: str, content: IO[bytes], *, mode: int) -> Parcel:

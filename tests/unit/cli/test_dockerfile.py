@@ -337,6 +337,8 @@ def test_lines_are_read_as_docker_does() -> None:
         ("FROM a\nSHELL []", 2, "as a list"),
         ("FROM a\nONBUILD RUN x", 2, "ONBUILD"),
         ("FROM a\nCOPY x", 2, "where to"),
+        ("FROM a\nCOPY --chmod=u+x x /y", 2, "no octal mode"),
+        ("FROM a\nADD --chmod=0999 x /y", 2, "no octal mode"),
         ("FROM a\nCOPY x y /z", 2, "ends with /"),
         ("FROM a\nUSER", 2, "says nothing"),
         ("FROM a\nENV A='open", 2, "quotation"),

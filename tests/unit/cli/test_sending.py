@@ -24,6 +24,7 @@ import pytest
 from atoll.base.errors import Refused
 from atoll.cli import sending
 from atoll.cli.context import ignoring
+from atoll.cli.dockerfile.reading import read
 from atoll.cli.dockerfile.stages import Copied
 from atoll.cli.sending import Parcel, parcel
 
@@ -231,3 +232,41 @@ def test_what_a_url_leads_to_is_a_file_of_roots_alone(tmp_path: Path) -> None:
 def test_what_a_url_does_not_lead_to(tmp_path: Path, change: dict[str, str], words: str) -> None:
     with pytest.raises(Refused, match=f"line 7: .*{words}"):
         sent(tmp_path, replace(ADD, **{"source": "http://example.org/x", **change}))
+
+
+def test_a_link_that_is_asked_for_is_sent_as_what_it_leads_to(tmp_path: Path) -> None:
+    """As Docker has it: the link alone would lead nowhere where it is copied to."""
+    (tmp_path / "real").write_text("content")
+    (tmp_path / "link").symlink_to("real")
+    found, content = sent(tmp_path, Copied("link", "/opt/", "root", ""))
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        (member,) = tar.getmembers()
+        file = tar.extractfile(member)
+        assert file is not None
+        assert (member.name, member.isreg(), file.read()) == ("link", True, b"content")
+    (tmp_path / "real").write_text("changed")
+    assert sent(tmp_path, Copied("link", "/opt/", "root", ""))[0].files_hash != found.files_hash
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("FROM a\nCOPY here /x\nCOPY *.gone /x/", 3),
+        ("FROM a\nADD ignored /x", 2),
+        ("FROM a AS one\nCOPY gone /x\nFROM b\nCOPY --from=one /x /x", 2),
+        ("FROM a\nRUN --mount=type=bind,source=gone,target=/x true", 2),
+    ],
+)
+def test_what_is_not_there_is_said_before_control_hears_of_a_build(tmp_path: Path, text: str, line: int) -> None:
+    (tmp_path / "here").write_text("1")
+    (tmp_path / "ignored").write_text("1")
+    (tmp_path / ".dockerignore").write_text("ignored\n")
+    with pytest.raises(Refused) as refused:
+        sending.check(tmp_path, read(text, {}), ignoring(tmp_path))
+    assert refused.value.message.startswith(f"line {line}: ")
+    assert refused.value.message.endswith("has nothing of that name")
+
+
+def test_what_comes_from_elsewhere_is_not_looked_for_in_the_directory(tmp_path: Path) -> None:
+    text = "FROM a AS one\nFROM b\nCOPY --from=one /x /x\nADD http://127.0.0.1:1/x /x\nCOPY <<EOF /y\nz\nEOF\nRUN --mount=type=cache,target=/x true"
+    sending.check(tmp_path, read(text, {}), ignoring(tmp_path))

@@ -5,6 +5,7 @@ package identity
 
 import (
 	"net/http"
+	"strings"
 
 	"atoll.local/native/internal/guest/rpc"
 	"atoll.local/native/internal/guest/settings"
@@ -21,7 +22,7 @@ type Identity struct {
 //
 // Errors: unauthenticated.
 func (i *Identity) CheckBasic(r *http.Request) error {
-	name, _, ok := r.BasicAuth()
+	name, ok := named(r)
 	if !ok {
 		return nil
 	}
@@ -31,11 +32,11 @@ func (i *Identity) CheckBasic(r *http.Request) error {
 	return nil
 }
 
-// Caller returns the user of an rpc: the one in `Authorization: Basic base64("user:")`, else the default user.
+// Caller returns the user of an rpc: the one in `Authorization: Basic base64("user:")` or `"user:group:"`, else the default user.
 //
 // Errors: unauthenticated.
 func (i *Identity) Caller(r *http.Request) (*users.User, error) {
-	if name, _, ok := r.BasicAuth(); ok {
+	if name, ok := named(r); ok {
 		user, err := i.Users.Lookup(name)
 		if err != nil {
 			return nil, rpc.Errorf(rpc.Unauthenticated, "invalid username: '%s'", name)
@@ -51,4 +52,13 @@ func (i *Identity) Caller(r *http.Request) (*users.User, error) {
 		return nil, rpc.Errorf(rpc.Unauthenticated, "invalid default user: '%s'", name)
 	}
 	return user, nil
+}
+
+// named is whom the request names: a user, whose name has no colon, and a group where one stands between two of them.
+func named(r *http.Request) (string, bool) {
+	name, rest, ok := r.BasicAuth()
+	if group, closed := strings.CutSuffix(rest, ":"); closed && group != "" {
+		name += ":" + group
+	}
+	return name, ok
 }

@@ -7,6 +7,7 @@ Stages are named after all of the text has been read, since a COPY may name a la
 from __future__ import annotations
 
 import platform
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -20,6 +21,7 @@ from atoll.cli.dockerfile.words import Scope, Words
 WITHOUT_EFFECT: Final = frozenset({"EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"})
 ELSEWHERE: Final = "Build the image elsewhere, and `atoll template import` it."
 URLS: Final = ("http://", "https://")
+_MODE: Final = re.compile(r"[0-7]{1,4}")
 _PROCESSORS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _FLAGS: Final = {
     "COPY": frozenset({"from", "chown", "chmod", "link", "exclude"}),
@@ -207,6 +209,8 @@ class _Reader:
         # Whoever USER is, Docker gives files to root; those of another stage stay whose they are.
         owner = now.one("".join(one.flags.get("chown", ())[-1:])) or ("" if origin is not None or one.word == "ADD" else "root")
         mode = now.one("".join(one.flags.get("chmod", ())[-1:]))
+        if mode and not _MODE.fullmatch(mode):
+            raise Refused(Code.INVALID_REQUEST, f"{one.word} --chmod={mode[:80]}: {mode[:80]!r} is no octal mode", hint="Say it as 0644.")
         checksum = now.one("".join(one.flags.get("checksum", ())[-1:]))
         excluded = tuple(now.one(pattern) for pattern in one.flags.get("exclude", ()))
         if excluded and origin is not None:
