@@ -91,7 +91,14 @@ func (e *Edge) serveAPI(w http.ResponseWriter, r *http.Request) {
 	}
 	e.api.lastHeard.Store(time.Now().UnixNano())
 	e.metrics.apiCarried(response.StatusCode)
-	x.deliver(response)
+	if err := x.deliver(response); err != nil {
+		if x.departed() {
+			x.abort()
+		}
+		e.metrics.apiFailed.Add(1)
+		part(w, r)
+		e.explainControl(w, r, err)
+	}
 }
 
 // send retries, within its patience, while control's port is closed: then nothing has been sent, and a restart of control

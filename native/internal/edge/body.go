@@ -69,6 +69,32 @@ func (x *exchange) untouched() bool {
 	return body == nil || !body.touched.Load()
 }
 
+// settle says that the answer's head has come, after which a broken connection breaks the answer: nobody has to be told, and the client's
+// own connection is left to be used again.
+func (x *exchange) settle() {
+	if conn := x.conn.Swap(nil); conn != nil {
+		conn.Unwatch(&x.broken)
+	}
+}
+
+// fit says whether the client's connection will be of use for a next request, as far as that is known before its answer goes out: the request
+// has come to its end, or will have by the end of its answer.
+func (x *exchange) fit(response *http.Response) bool {
+	body := x.body()
+	if body == nil || x.in.ProtoMajor != 1 || body.ended.Load() {
+		return true
+	}
+	body.mu.Lock()
+	defer body.mu.Unlock()
+	// What echoes its request as it comes has no known length, and the request has mostly ended by the end of the answer.
+	return !body.interrupted && (response.ContentLength < 0 || x.small())
+}
+
+// small says whether what is left of the request is on its way already.
+func (x *exchange) small() bool {
+	return 0 <= x.in.ContentLength && x.in.ContentLength <= remainderMax
+}
+
 // interrupt makes the transport stop waiting for the request's body. The answer can still be written.
 func (x *exchange) interrupt() {
 	if body := x.body(); body != nil {
@@ -110,11 +136,10 @@ func (x *exchange) finish() {
 	if body == nil {
 		return
 	}
-	if x.delivered && x.in.ProtoMajor == 1 && !body.ended.Load() {
-		// The transport is about to read the end of it. If the server did, it would close the connection (see part).
-		select {
-		case <-body.end:
-		case <-time.After(lastWords):
+	if x.delivered && x.in.ProtoMajor == 1 && !body.ended.Load() && !x.drain(body) {
+		// What is still to come of this request must not be taken for the next.
+		if conn := connOf(x.in.Context()); conn != nil {
+			conn.leave()
 		}
 	}
 	body.mu.Lock()
@@ -126,6 +151,31 @@ func (x *exchange) finish() {
 	if conn := x.conn.Swap(nil); conn != nil {
 		conn.Unwatch(&x.broken)
 	}
+}
+
+// drain has what is left of a small request read, after its answer, and says whether it has ended: by the transport, or where that has lost
+// its interest, here. The server would close the connection without a word (see part).
+func (x *exchange) drain(body *oneBody) bool {
+	// Else the client would not have its answer before this.
+	if !x.last && http.NewResponseController(x.writer).Flush() != nil {
+		return false
+	}
+	select {
+	case <-body.end:
+		return true
+	case <-time.After(lastWords):
+	}
+	body.mu.Lock()
+	hopeless := body.interrupted || x.last || !x.small()
+	if !hopeless {
+		_ = body.controller.SetReadDeadline(time.Now().Add(remainderTime))
+	}
+	body.mu.Unlock()
+	if hopeless {
+		return false
+	}
+	_, err := io.Copy(io.Discard, body)
+	return err == nil
 }
 
 // What is left of a request to which the edge itself answers is read, when it is small and so on its way already.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -230,4 +231,73 @@ func TestAnUpdateOfTheSamePlacementDisturbsNothing(t *testing.T) {
 	if _, err := reader.ReadString('\n'); err != io.EOF {
 		t.Fatal(err)
 	}
+}
+
+// An answer of which nothing has gone out can still be an error, and one that is whole can still go out.
+func TestNoAnswerIsCutBeforeItHasBegun(t *testing.T) {
+	te, g, control := oneGuest(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "5")
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		response, body := te.get(t, "/", g.id, 0)
+		expect(t, response, body, 502, `{"sandboxId":"`+g.id+`","message":"The sandbox was not found","code":502}`)
+	}()
+	eventually(t, "the request is on its way", func() bool { return te.metrics.open.Load() == 1 })
+	time.Sleep(50 * time.Millisecond)
+	control.end(g.id)
+	<-done
+}
+
+// Whoever asks while a sandbox ends has its answer or the news of the end, over a connection that goes on.
+func TestACrowdAtTheEndOfASandboxIsAnswered(t *testing.T) {
+	te, g, control := oneGuest(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/text" {
+			_, _ = io.WriteString(w, "text")
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	bothWires(t, func(t *testing.T, transport *http.Transport) {
+		for round := range 25 {
+			route := g.route()
+			route.SandboxID = randomID()
+			control.put(route)
+			te.waitFor(t, route.SandboxID)
+			var crowd sync.WaitGroup
+			var over atomic.Bool
+			for number := range 16 {
+				crowd.Go(func() {
+					for !over.Load() {
+						method, path := http.MethodGet, "/health"
+						var body io.Reader
+						if number%2 == 0 {
+							method, path, body = http.MethodPost, "/text", strings.NewReader("{}")
+						}
+						response, err := transport.RoundTrip(te.request(t, method, path, route.SandboxID, 0, body))
+						if err != nil {
+							t.Errorf("round %d, %s: %v", round, path, err)
+							return
+						}
+						text, err := io.ReadAll(response.Body)
+						_ = response.Body.Close()
+						if err != nil || (response.StatusCode != 200 && response.StatusCode != 204 && response.StatusCode != 502) {
+							t.Errorf("round %d, %s: %s %q %v", round, path, response.Status, text, err)
+						}
+						if response.StatusCode == http.StatusBadGateway {
+							return
+						}
+					}
+				})
+			}
+			time.Sleep(time.Duration(round) * 400 * time.Microsecond)
+			control.end(route.SandboxID)
+			crowd.Wait()
+			over.Store(true)
+		}
+	})
 }

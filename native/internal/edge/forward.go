@@ -40,6 +40,9 @@ type exchange struct {
 
 	delivered bool // the answer came from behind the edge, and is the client's
 
+	last    bool        // the answer says that it is the client's connection's last
+	hurried atomic.Bool // what is left of the answer has little time
+
 	mu       sync.Mutex
 	answered bool // the final head is being written: no more 1xx
 }
@@ -97,6 +100,9 @@ func (x *exchange) send(through trip) (*http.Response, error) {
 	x.mu.Lock()
 	x.answered = true
 	x.mu.Unlock()
+	if err == nil {
+		x.settle()
+	}
 	return response, err
 }
 
@@ -107,16 +113,23 @@ func (x *exchange) again() {
 	x.mu.Unlock()
 }
 
-// deliver passes the answer to the client; it aborts when the answer breaks off.
-func (x *exchange) deliver(response *http.Response) {
+// deliver passes the answer to the client; it aborts when the answer breaks off. It returns an error when it broke off before anything of
+// it was the client's: the caller may still answer for itself.
+func (x *exchange) deliver(response *http.Response) error {
 	if response.StatusCode == http.StatusSwitchingProtocols {
 		x.switchProtocols(response)
-		return
+		return nil
 	}
 	defer func() { _ = response.Body.Close() }()
 	if x.ending != nil {
 		// A client that doesn't read, or doesn't finish its request, would else be stuck with us.
-		x.ending(func() { cut(x.writer) })
+		x.ending(x.hurry)
+	}
+	small := smallBuffers.Get().(*[smallBuffer]byte)
+	defer smallBuffers.Put(small)
+	first, err := x.begin(response, small[:])
+	if err != nil {
+		return err
 	}
 	dropHopByHop(response.Header)
 	if x.before != nil {
@@ -128,14 +141,17 @@ func (x *exchange) deliver(response *http.Response) {
 	for name := range response.Trailer {
 		header.Add("Trailer", name)
 	}
+	if x.last = !x.fit(response); x.last {
+		header.Set("Connection", "close")
+	}
 	x.writer.WriteHeader(response.StatusCode)
-	if err := x.pour(response); err != nil {
+	if err := x.pour(response, first); err != nil {
 		x.abort()
 	}
 	x.delivered = true
 	_ = response.Body.Close() // fills in the trailers
 	if len(response.Trailer) == 0 {
-		return
+		return nil
 	}
 	// The flush makes the answer chunked even when its body was short, as trailers need it.
 	_ = http.NewResponseController(x.writer).Flush()
@@ -147,11 +163,32 @@ func (x *exchange) deliver(response *http.Response) {
 			header.Add(name, value)
 		}
 	}
+	return nil
+}
+
+// begin waits for the first piece of an answer whose head leaves together with it: until that has come, an answer that breaks off can be
+// told from one that never was.
+func (x *exchange) begin(response *http.Response, into []byte) ([]byte, error) {
+	if response.ContentLength <= 0 || response.ContentLength >= divertFrom || response.Body == http.NoBody {
+		return nil, nil
+	}
+	for {
+		n, err := response.Body.Read(into)
+		if n > 0 {
+			return into[:n], nil
+		}
+		if err == io.EOF {
+			return nil, io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 }
 
 // pour copies the answer's body, each piece flushed as it comes. An answer of known length that came whole needs no
 // flush: it leaves with its head, in one packet, when the handler returns.
-func (x *exchange) pour(response *http.Response) error {
+func (x *exchange) pour(response *http.Response, first []byte) error {
 	controller := http.NewResponseController(x.writer)
 	left := response.ContentLength
 	if left < 0 && response.Body != http.NoBody {
@@ -168,6 +205,11 @@ func (x *exchange) pour(response *http.Response) error {
 			return nil
 		}
 		return controller.Flush()
+	}
+	if len(first) > 0 {
+		if err := send(first); err != nil {
+			return err
+		}
 	}
 	conn := connOf(x.in.Context())
 	if left >= divertFrom && conn != nil && x.in.ProtoMajor == 1 && response.ProtoMajor == 1 {
@@ -187,6 +229,23 @@ func (x *exchange) pour(response *http.Response) error {
 }
 
 var longAgo = time.Unix(1, 0)
+
+// An answer that is all there when its placement ends has so long to be taken; one that isn't breaks off by itself.
+const takingMax = 100 * time.Millisecond
+
+// hurry frees whoever is stuck in a read or a write of the client's side, soon: an answer that is whole still goes out.
+func (x *exchange) hurry() {
+	x.hurried.Store(true)
+	_ = http.NewResponseController(x.writer).SetWriteDeadline(time.Now().Add(takingMax))
+	x.interrupt()
+}
+
+// unhurried takes back a hurry that came when all was done, for the connection's next request. It is called when nobody can hurry any more.
+func (x *exchange) unhurried() {
+	if x.hurried.Load() {
+		_ = http.NewResponseController(x.writer).SetWriteDeadline(time.Time{})
+	}
+}
 
 // cut makes every read and write of the client's side fail now. It must not be called after the handler has returned.
 func cut(w http.ResponseWriter) {

@@ -2,12 +2,17 @@ package edge
 
 import (
 	"context"
+	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // Connections above the limit are still accepted to be told so, up to this many; the rest are closed unheard.
 const overLimit = 128
+
+// Of a connection that is left, so much is thrown away at most.
+const lingeringMax = 256 << 10
 
 // gate counts client connections, upgraded ones too, which the server forgets.
 type gate struct {
@@ -24,6 +29,8 @@ type clientConn struct {
 	gate *gate
 	over bool // above the limit: it gets one answer, a 429
 	once sync.Once
+
+	leaving atomic.Bool // whatever still comes is nobody's
 
 	mu     sync.Mutex
 	corked bool
@@ -69,6 +76,21 @@ func (c *clientConn) Close() error {
 		c.gate.mu.Unlock()
 	})
 	return c.TCPConn.Close()
+}
+
+// leave has the connection end once its answer has gone out. What the client still sends until then, or until the deadline, is read and thrown
+// away: closed with something unread, the answer might be lost with the connection.
+func (c *clientConn) leave() { c.leaving.Store(true) }
+
+// Read reads, or ends a connection that was left.
+func (c *clientConn) Read(p []byte) (int, error) {
+	for passed := 0; c.leaving.Load(); {
+		n, err := c.TCPConn.Read(p)
+		if passed += n; err != nil || passed > lingeringMax {
+			return 0, io.EOF
+		}
+	}
+	return c.TCPConn.Read(p)
 }
 
 // closeAll closes what is left when the drain is over.

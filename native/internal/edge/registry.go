@@ -62,11 +62,22 @@ func (e *Edge) serveRegistry(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", "1")
 			status = http.StatusServiceUnavailable
 		}
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(status)
-		_, _ = w.Write([]byte(`{"errors":[{"code":"UNAVAILABLE","message":"the registry cannot be reached now"}]}` + "\n"))
+		registryAway(w, status)
 		return
 	}
 	e.registry.lastHeard.Store(time.Now().UnixNano())
-	x.deliver(response)
+	if x.deliver(response) != nil {
+		if x.departed() {
+			x.abort()
+		}
+		part(w, r)
+		registryAway(w, http.StatusBadGateway)
+	}
+}
+
+// registryAway answers in the registry's stead, in its form.
+func registryAway(w http.ResponseWriter, status int) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(`{"errors":[{"code":"UNAVAILABLE","message":"the registry cannot be reached now"}]}` + "\n"))
 }

@@ -95,3 +95,27 @@ func TestAConnectionAfterAnEarlyAnswerIsUsable(t *testing.T) {
 		t.Fatalf("%v %v after %v", statuses, closes, time.Since(began))
 	}
 }
+
+// What is left of a small request may come after its answer: it is read, and the connection goes on.
+func TestAConnectionIsUsableWhoseRequestEndsAfterItsAnswer(t *testing.T) {
+	te, g, _ := oneGuest(t, say("guest"))
+	early := g.rawServer(func(conn net.Conn) {
+		_, _ = conn.Read(make([]byte, 1000))
+		_, _ = io.WriteString(conn, "HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno")
+	})
+	head := fmt.Sprintf("Host: x\r\nE2b-Sandbox-Id: %s\r\nE2b-Sandbox-Port: %d\r\n", g.id, early)
+	get := "GET / HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: " + g.id + "\r\nE2b-Sandbox-Port: 49983\r\n\r\n"
+	for range 5 {
+		statuses, closes := talk(t, te, "POST / HTTP/1.1\r\n"+head+"Content-Length: 2\r\n\r\n", "{}"+get, get)
+		if len(statuses) != 3 || statuses[0] != 403 || statuses[1] != 200 || statuses[2] != 200 {
+			t.Fatalf("%v %v", statuses, closes)
+		}
+	}
+	// Of a large one, or one without a known length, nobody knows when it ends: the answer says that it is the last.
+	for _, body := range []string{"Content-Length: 1000000\r\n\r\nfirst", "Transfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n"} {
+		statuses, closes := talk(t, te, "POST / HTTP/1.1\r\n"+head+body, get)
+		if len(statuses) != 1 || statuses[0] != 403 || !closes[0] {
+			t.Fatalf("%v %v", statuses, closes)
+		}
+	}
+}

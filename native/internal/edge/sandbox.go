@@ -178,7 +178,20 @@ func (e *Edge) carry(w http.ResponseWriter, r *http.Request, t target, found *en
 	}
 	e.metrics.carried(response.StatusCode)
 	x.ending = lease.OnEnd
-	x.deliver(response)
+	if err := x.deliver(response); err != nil {
+		if x.departed() {
+			x.abort()
+		}
+		lease.Leave()
+		x.unhurried()
+		if placement.Ended() {
+			err = node.ErrEnded
+		}
+		refusal, _ = e.explain(err, route, t.port)
+		return refusal, false
+	}
+	lease.Leave()
+	x.unhurried()
 	return nil, false
 }
 

@@ -68,7 +68,10 @@ func (w *waker) carryOut(id string, c *call) {
 // rouse wakes a sandbox that `refusal` speaks of, where it is at rest and this request may wake it.
 func (e *Edge) rouse(r *http.Request, t target, refusal *sandboxError) (*entry, *sandboxError) {
 	found, _ := e.table.lastKnown(t.sandboxID)
-	if found == nil || found.ready() || !found.route.AutoResume {
+	if found != nil && found.ready() {
+		return found, nil // it has come back since it was looked for
+	}
+	if found == nil || !found.route.AutoResume {
 		return nil, refusal
 	}
 	if denied := admit(found.route, r, t); denied != nil {

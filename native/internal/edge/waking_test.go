@@ -61,6 +61,17 @@ func TestManyRequestsWakeASandboxOnceAndAllAreAnswered(t *testing.T) {
 	}
 }
 
+// Between the look that found it at rest and the wish to wake it, others' wish may have come true.
+func TestWhatHasComeBackMeanwhileIsNotRefused(t *testing.T) {
+	te, g, control := oneGuest(t, say("guest"))
+	refusal := notFound(g.id)
+	request := te.request(t, http.MethodGet, "/health", g.id, 0, nil)
+	found, refused := te.rouse(request, target{sandboxID: g.id, port: publicGuestPort, url: request.URL}, &refusal)
+	if refused != nil || found == nil || !found.ready() || control.wakes.Load() != 0 {
+		t.Fatalf("%v %v", found, refused)
+	}
+}
+
 func TestWhatMayNotBeWokenIsNotFound(t *testing.T) {
 	control := newFakeControl(t)
 	control.wake = func(string) *Route { return nil }
