@@ -18,6 +18,8 @@ from tests.instance.conftest import Instance, until
 from tests.instance.survival import Client, kill, look, problems
 
 SIZE_MIB = 4096
+LAST_MIB = 32
+"""What is written, and not only set aside."""
 
 
 @pytest.fixture
@@ -42,8 +44,11 @@ def small(fresh: Callable[[], Instance]) -> Iterator[Instance]:
 
 
 def fill(one: Instance) -> None:
-    """Take every block, the last ones in small pieces."""
-    for number, size_bytes in enumerate((4 << 20, 4096, 512)):
+    """Take every block, the last ones in small pieces. Most are only set aside: thousands of MiB of zeros would be written for minutes."""
+    with (one.home / "filler-most").open("wb") as filler:
+        free = os.statvfs(one.home)
+        os.posix_fallocate(filler.fileno(), 0, max(1, free.f_bavail * free.f_frsize - (LAST_MIB << 20)))
+    for number, size_bytes in enumerate((1 << 20, 4096, 512)):
         with (one.home / f"filler-{number}").open("wb", buffering=0) as filler:
             try:
                 while True:
