@@ -54,6 +54,11 @@ def test_a_machine_that_was_saved_differs_by_where_its_state_comes_from_and_boot
     assert restored == [*fresh[:at], *fresh[at + 6 :], "-incoming", "fd:9"]
 
 
+@pytest.mark.parametrize("accelerator", list(Accelerator))
+def test_a_machine_that_comes_back_announces_itself_to_nobody(accelerator):
+    assert "migration.announce-rounds=0" in values(options.arguments(shape(accelerator, state=9)), "-global")
+
+
 @pytest.mark.parametrize(
     ("accelerator", "cpu_millis", "cpus"),
     [(Accelerator.TCG, 4000, 1), (Accelerator.KVM, 500, 1), (Accelerator.KVM, 1000, 1), (Accelerator.KVM, 1001, 2)],

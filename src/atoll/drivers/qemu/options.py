@@ -22,7 +22,7 @@ LINE_PORT: Final = "atoll.guest"
 """What the guest finds its line by, on the machine's serial bus."""
 TRANSLATED_MIB: Final = 32
 """What translated code may take. From its restore to the end of its first command a guest of 256 MiB needs 23 MiB (41,000 blocks of 337 bytes, seventeen
-for each of the guest's), and what is used again and again must fit: QEMU forgets all of it when it is full. Measured with QEMU 7.2, ms for /bin/true again
+for each of the guest's; adr/0050), and what is used again and again must fit: QEMU forgets all of it when it is full. Measured with QEMU 7.2, ms for /bin/true again
 and for a Python that imports asyncio, ssl and sqlite3: 32 MiB 36 and 1380, 24 MiB 56 and 1529, 20 MiB 93 and 2140, 16 MiB 234 and 2610, 8 MiB 456 and 8401.
 """
 SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
@@ -68,6 +68,8 @@ def arguments(shape: Shape) -> list[str]:
         "-L", INNER_FIRMWARE,
         "-machine", "microvm,rtc=on,suppress-vmdesc=on,memory-backend=ram",
         "-global", "migration.send-configuration=off",
+        # A restored machine's one neighbour is its host, which knows its address; to tell it five times takes 50 ms (adr/0050).
+        "-global", "migration.announce-rounds=0",
         "-accel", f"tcg,tb-size={TRANSLATED_MIB}" if tcg else "kvm",
         "-cpu", "max" if tcg else "host",
         "-smp", str(shape.cpus),
