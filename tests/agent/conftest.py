@@ -36,6 +36,9 @@ from atoll.wire.agent import (
     PayloadsWanted,
     Poll,
     PollAnswer,
+    SnapshotOrder,
+    SnapshotSeen,
+    SnapshotWish,
 )
 from tests.agent.machine import FakeClock, Fuse, Machine, MachineDriver, MachineGuests
 
@@ -88,6 +91,8 @@ class FakeControl:
         self.unknown: list[str] = []
         self.collect: list = []
         self.collected_messages: list[Collected] = []
+        self.snapshot_orders: list[SnapshotOrder] = []
+        self.snapshots_seen: list[SnapshotSeen] = []
         self.observe_calls = 0
         self.deliver_payloads = True
         self.once: dict[str, str] | None = None
@@ -195,6 +200,11 @@ class FakeControl:
         ends = [end for i, end in self.ends.items() if message.end_revisions.get(i, 0) < end.revision]
         return forget, commands[:16], ends
 
+    def drop(self, snapshot_id: str) -> None:
+        """Want a snapshot gone, until this host has said that it has nothing of it."""
+        self.snapshot_orders.append(SnapshotOrder(id=snapshot_id, wish=SnapshotWish.DROP, placement_id=""))
+        self.news.set()
+
     async def poll(self, message: Poll) -> PollAnswer:
         self._weather()
         if self.current_epoch not in (None, message.epoch, message.previous_epoch):
@@ -203,7 +213,8 @@ class FakeControl:
         self.polls.append(message)
         acknowledged = self._listen(message.observations)
         forget, commands, ends = self._due(message)
-        if not (commands or ends or forget or self.unknown or self.collect):
+        ordered = [order for order in self.snapshot_orders if order.id not in message.snapshots]
+        if not (commands or ends or forget or self.unknown or self.collect or ordered):
             self.parked = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(message.park_s):
@@ -216,6 +227,7 @@ class FakeControl:
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "lost")
         collect, self.collect = self.collect, []
         return PollAnswer(
+            snapshots=[order for order in self.snapshot_orders if order.id not in message.snapshots],
             lease_s=self.lease_s,
             commands=commands,
             ends=ends,
@@ -235,6 +247,8 @@ class FakeControl:
         if message.epoch != self.current_epoch:
             raise Refused(Code.STALE_AGENT_EPOCH, "a newer run")
         acknowledged = self._listen(message.observations)
+        self.snapshots_seen += message.snapshots
+        self.snapshot_orders = [order for order in self.snapshot_orders if order.id not in {seen.id for seen in message.snapshots}]
         if self.lose_answers:
             self.lose_answers -= 1
             raise OutcomeUnknown(Code.OUTCOME_UNKNOWN, "lost")

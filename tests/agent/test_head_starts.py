@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,8 @@ from atoll.agent import origins
 from atoll.base.errors import Code, Refused, Unavailable
 from atoll.domain.placement import Observed
 from atoll.domain.spec import Origin, SaveMode
-from atoll.drivers.port import MomentFacts
+from atoll.drivers.port import MomentFacts, Power
+from atoll.wire.agent import SnapshotState
 from tests.agent.conftest import SPEC
 from tests.agent.test_moments import Shelf
 
@@ -186,3 +188,71 @@ async def test_one_that_failed_is_not_asked_for_again_at_once(world, shelf):
     await world.control.until_ready(C)
     assert world.control.seen(C).reason is None
     assert shelf.fetched == [DIGEST]
+
+
+# A copy counts in its host's disk until the host has said that there is nothing (adr/0045): so then there must be nothing, and nothing to come.
+
+
+async def dropped(world):
+    world.control.drop(ORIGIN.snapshot_id)
+    await world.control.until(lambda: world.control.snapshots_seen)
+    (seen,) = world.control.snapshots_seen
+    assert (seen.id, seen.state) == (ORIGIN.snapshot_id, SnapshotState.ABSENT)
+
+
+async def test_a_copy_that_was_fetched_goes_when_control_wants_it_gone(world, shelf):
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    assert world.machine.kept == {ORIGIN.snapshot_id}
+    await dropped(world)
+    assert world.machine.kept == set()
+    assert world.machine.things[A].power is Power.RUNNING, "who has begun from it goes on"
+
+
+async def test_a_copy_on_its_way_here_is_given_up_before_it_is_said_to_be_gone(world, shelf):
+    world.head_start_wait_s = 0.05
+    shelf.slow = asyncio.Event()
+    world.boot()
+    world.control.want(A)
+    await world.control.until_ready(A)
+    await dropped(world)
+    shelf.slow.set()
+    await asyncio.sleep(0.1)
+    assert world.machine.kept == set(), "it would count on nobody's disk"
+    assert shelf.fetched == []
+
+
+async def test_a_copy_that_is_just_taken_in_is_here_whole_and_then_gone(world, shelf, monkeypatch):
+    """What a thread is at goes on, whoever stops waiting for it."""
+    world.head_start_wait_s = 0.05
+    begun, go_on = asyncio.Event(), threading.Event()
+    world.boot()
+
+    async def receive(_order, _facts, _directory, *, snapshot_id):
+        begun.set()
+        await asyncio.to_thread(lambda: (go_on.wait(10.0), world.machine.kept.add(snapshot_id)))
+
+    monkeypatch.setattr(world.driver, "receive", receive)
+    world.control.want(A)
+    await world.control.until_ready(A)
+    await begun.wait()
+    world.control.drop(ORIGIN.snapshot_id)
+    await asyncio.sleep(0.1)
+    assert world.control.snapshots_seen == [], "nobody knows yet"
+    go_on.set()
+    await world.control.until(lambda: world.control.snapshots_seen)
+    assert world.control.snapshots_seen[0].state is SnapshotState.ABSENT
+    assert world.machine.kept == set()
+
+
+async def test_a_guest_that_waits_for_a_copy_which_is_given_up_hears_so(world, shelf):
+    world.control.spec = replace(SPEC, origin=replace(FETCHED, or_boot=False))
+    shelf.slow = asyncio.Event()
+    world.boot()
+    world.control.want(A)
+    await world.control.until(lambda: (o := world.control.seen(A)) is not None and o.observed is Observed.PREPARING)
+    await dropped(world)
+    await world.control.until(lambda: world.control.seen(A).observed is Observed.ERROR)
+    assert world.control.seen(A).reason == Code.SNAPSHOT_UNAVAILABLE
+    assert A not in world.machine.started

@@ -179,9 +179,14 @@ class Agent:
         if self._moments is None:
             return None
         uploads = Uploads(ledger, self._drivers, self._moments, self._dice, self._tell_snapshot, after_s=self._config.upload_after_s)
-        steps.origins.arrivals = Arrivals(self._moments)
+        arrivals = steps.origins.arrivals = Arrivals(self._moments)
+
+        async def given_up(snapshot_id: str) -> None:
+            await arrivals.give_up(snapshot_id)
+            await uploads.forget(snapshot_id)
+
         steps.on_touch, steps.on_saved, steps.on_forget = uploads.halt, uploads.saved, uploads.forget
-        keeping.on_kept, keeping.on_drop = uploads.kept, uploads.forget
+        keeping.on_kept, keeping.on_drop = uploads.kept, given_up
         health.fetches = True
         return uploads
 

@@ -3,7 +3,7 @@
 Theory of operation. A moment is asked first what host it needs, then fetched into a directory of the driver's that is not there yet, then
 handed to the driver, which has it appear as what is saved of the placement, or as a snapshot. Whatever is cut off in between leaves
 nothing that anybody would begin from: the directory goes with the next try, and with the next opening of the driver. Of many that want
-one snapshot, one fetches it.
+one snapshot, one fetches it. One that control wants gone is given up first: whoever has been told that there is nothing counts it no more.
 """
 
 from __future__ import annotations
@@ -34,15 +34,30 @@ class Arrivals:
         await self._bring(driver, order, digest, order.placement_id, None)
 
     async def snapshot(self, driver: Driver, order: Order, digest: str, snapshot_id: str) -> None:
-        """Have this moment as a snapshot that is kept here. *Errors*: as `saved`. *Idempotency*: one that is here already stays."""
+        """Have this moment as a snapshot that is kept here. *Errors*: as `saved`; Refused SNAPSHOT_UNAVAILABLE when it is given up meanwhile.
+
+        *Idempotency*: one that is here already stays.
+        """
         if snapshot_id in await driver.snapshots():
             return
         task = self._snapshots.get(snapshot_id)
         if task is None:
             task = self._snapshots[snapshot_id] = _begin(self._bring(driver, order, digest, snapshot_id, snapshot_id))
             task.add_done_callback(lambda _task: self._snapshots.pop(snapshot_id, None))
-        # Who stops waiting does not stop the others.
-        await asyncio.shield(task)
+        try:
+            # Who stops waiting does not stop the others.
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if not task.cancelled() or (waiting is not None and waiting.cancelling()):
+                raise
+            raise Refused(Code.SNAPSHOT_UNAVAILABLE, f"{snapshot_id} was given up while it was fetched") from None
+
+    async def give_up(self, snapshot_id: str) -> None:
+        """Nothing of this snapshot is on its way here afterwards: it is here whole, or there is nothing of it."""
+        if (task := self._snapshots.get(snapshot_id)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
 
     async def close(self) -> None:
         """End what is under way; the next run begins it anew."""
@@ -61,9 +76,22 @@ class Arrivals:
             try:
                 await asyncio.to_thread(shutil.rmtree, inbox, ignore_errors=True)
                 await self._store.fetch(digest, inbox)
-                await driver.receive(order, facts, inbox, snapshot_id=snapshot_id)
+                await _to_its_end(driver.receive(order, facts, inbox, snapshot_id=snapshot_id), cut=snapshot_id is None)
             finally:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, inbox, ignore_errors=True))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None], *, cut: bool) -> None:
+    """Wait for it, and, unless it may be cut, also where nobody does any more: what a thread is at would go on all the same."""
+    if cut:
+        await work
+        return
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 def _begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
