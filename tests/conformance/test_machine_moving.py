@@ -29,7 +29,13 @@ pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(900)]
 FACTS = "md5sum </kept; md5sum </dev/shm/kept; cat /proc/sys/kernel/random/boot_id; tail -n 1 /count"
 
 
-@pytest.fixture(params=["qemu", "firecracker"])
+# One monitor's journey and the other's moment belong to every run: what moves is written once for both (drivers/machines), and what
+# each says of its memory and devices is in either test.
+ON_ITS_WAY = pytest.mark.parametrize("pair", ["firecracker", pytest.param("qemu", marks=pytest.mark.long)], indirect=True)
+FROM_A_MOMENT = pytest.mark.parametrize("pair", ["qemu", pytest.param("firecracker", marks=pytest.mark.long)], indirect=True)
+
+
+@pytest.fixture
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
     if request.param == "qemu":
         made = pair_of(qemu_stand.QemuStand, qemu_stand.kind(), tmp_path, qemu_stand.missing(BINARIES, CACHE))
@@ -45,6 +51,7 @@ async def qemu(tmp_path: Path) -> AsyncIterator[Pair]:
         yield opened
 
 
+@ON_ITS_WAY
 async def test_a_machine_goes_on_at_another_host_and_comes_home(pair: Pair) -> None:
     one, other = pair.one, pair.other
     order = one.order()
@@ -96,6 +103,7 @@ async def test_a_machine_goes_on_at_another_host_and_comes_home(pair: Pair) -> N
     assert not one.traces(home)
 
 
+@FROM_A_MOMENT
 async def test_a_moment_begins_machines_at_another_host(pair: Pair) -> None:
     one, other = pair.one, pair.other
     order = one.order()
