@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts import guests
 from tests.hosts.rig import Rig, opened
 from tests.store.server import Server
 
@@ -54,5 +55,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 def fleet() -> Iterator[Rig]:
     """One control on SQLite and three hosts at work."""
     with opened(replicas=1, machines=3) as rig:
+        rig.enrol_all()
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Rig]:
+    """One control and two hosts with real guests."""
+    if lack := guests.missing():
+        pytest.skip(f"needs {lack}")
+    with opened(replicas=1, machines=2, driver="oci") as rig:
         rig.enrol_all()
         yield rig

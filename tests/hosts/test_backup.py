@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.hosts.rig import ATOLL, Rig, opened, run, until
-from tests.hosts.test_moving import _missing, _resumed, counting
-
-
-@pytest.fixture
-def two() -> Iterator[Rig]:
-    if lack := _missing():
-        pytest.skip(f"needs {lack}")
-    with opened(replicas=1, machines=2, driver="oci") as rig:
-        rig.enrol_all()
-        yield rig
+from tests.hosts.guests import counting, resumed
+from tests.hosts.rig import ATOLL, Rig, run, until
 
 
 def test_what_left_its_machine_since_the_backup_comes_back_from_the_store(two: Rig, tmp_path: Path) -> None:
@@ -39,7 +27,7 @@ def test_what_left_its_machine_since_the_backup_comes_back_from_the_store(two: R
     until(control.well, within_s=60, what=two.last_words)
     until(lambda: two.healthy() == len(two.machines), within_s=90, what=two.last_words)
     until(lambda: guest.view["state"] == "suspended", within_s=60, what=lambda: f"{guest.view}\n{two.last_words()}")
-    _resumed(guest)
+    resumed(guest)
     assert guest.count() >= before, "its memory is that of the suspend, not of the backup"
     assert guest.sh("cat since; sha256sum kept") == f"since the backup\n{digest}"
     guest.delete()

@@ -16,15 +16,15 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.hosts.guests import Guest, missing
 from tests.hosts.rig import Rig, opened, until
-from tests.hosts.test_moving import Guest, _missing
 from tests.objects.server import S3Server
 from tests.store.server import Server
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    if lack := _missing():
+    if lack := missing():
         pytest.skip(f"needs {lack}")
     server = Server.start(tmp_path_factory.mktemp("postgres"))
     try:

@@ -16,8 +16,8 @@ import pytest
 
 from atoll.agent import origins
 from atoll.drivers.oci.config import Names
+from tests.hosts.guests import BINARIES, Guest, missing
 from tests.hosts.rig import Machine, Rig, opened, run, until
-from tests.hosts.test_moving import BINARIES, Guest, _missing
 
 SERVER = """
 import http.server, time
@@ -37,7 +37,7 @@ ASK = "curl -fsS http://127.0.0.1:8000/"
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Rig]:
-    if lack := _missing():
+    if lack := missing():
         pytest.skip(f"needs {lack}")
     with opened(replicas=1, machines=2, driver="oci") as rig:
         # However busy this machine is: what may be had is waited for.

@@ -13,9 +13,9 @@ import pytest
 from atoll.images import machine_files
 from atoll.programs.layout import cache_directory
 from atoll.testing.conformance.qemu_stand import missing
+from tests.hosts.guests import BINARIES, INSIDE
 from tests.hosts.rig import Machine, Rig, opened, until
 from tests.hosts.test_machine_files import _foreign, document, publish
-from tests.hosts.test_moving import BINARIES, INSIDE
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 CLASSES = "version: 1\nclasses:\n  default: {isolation: gvisor}\n  machine: {isolation: vm-emulated}\n"

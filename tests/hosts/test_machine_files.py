@@ -20,9 +20,9 @@ from atoll.images import signing
 from atoll.images.artifacts import MACHINES, Folder
 from atoll.images.library import Library
 from atoll.wire import manifests
+from tests.hosts.guests import BINARIES
 from tests.hosts.rig import Machine, Rig
 from tests.hosts.test_images import machine as joined
-from tests.hosts.test_moving import BINARIES
 
 ARCH = os.uname().machine
 RELEASES = itertools.count(10)
