@@ -19,6 +19,7 @@ import httpx
 from e2b import Sandbox
 
 from atoll.drivers.oci.moving import INBOX
+from atoll.drivers.oci.programs import PROGRAMS as COPIES
 from atoll.drivers.oci.saves import SNAPSHOTS
 from atoll.hostops import processes
 from atoll.programs import identity
@@ -164,8 +165,8 @@ def _placement(text: str) -> str:
 
 def _directories(instance: Instance, found: Machine) -> None:
     for path in instance.layout.sandboxes.iterdir():
-        # What is kept of guests lies beside all placements, and belongs to none.
-        if path.is_dir() and path.name not in (SNAPSHOTS, INBOX):
+        # What is kept of guests, and the programs that they run, lies beside all placements, and belongs to none.
+        if path.is_dir() and path.name not in (SNAPSHOTS, INBOX, COPIES):
             found.add(path.name, "directory")
             with contextlib.suppress(OSError, ValueError):
                 found.sandboxes[path.name] = json.loads((path / "placement.json").read_text())["sandbox_id"]

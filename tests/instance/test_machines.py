@@ -70,7 +70,7 @@ def test_a_machine_is_made_used_and_removed(machines: Instance) -> None:
     assert machines.exec(sandbox, "id", "-un").strip() == "user"
     assert len(processes(machines)) == 1
     machines.run("sandbox", "rm", sandbox)
-    until(lambda: not list(machines.layout.sandboxes.iterdir()), within_s=30, what=machines.last_words)
+    until(lambda: not list(machines.layout.sandboxes.glob("plc_*")), within_s=30, what=machines.last_words)
     assert not processes(machines)
 
 
@@ -89,7 +89,7 @@ def test_memory_and_files_outlast_a_suspend_and_the_agents_end(machines: Instanc
     assert said[:3] == ["kept", "there", boot.strip()]
     assert abs(int(said[3]) - time.time()) < 10, "its clock is right"
     machines.run("sandbox", "rm", sandbox)
-    until(lambda: not list(machines.layout.sandboxes.iterdir()), within_s=30, what=machines.last_words)
+    until(lambda: not list(machines.layout.sandboxes.glob("plc_*")), within_s=30, what=machines.last_words)
 
 
 CYCLES = 20
@@ -116,7 +116,7 @@ def test_twenty_cycles_of_rest_lose_nothing(machines: Instance) -> None:
         LOG.info("cycle %s: %s of %s files whole, the newest %s", number + 1, len(found), len(sums), sums[-1])
     assert machines.exec(sandbox, "cat", "/proc/sys/kernel/random/boot_id") == boot, "it was never booted anew"
     machines.run("sandbox", "rm", sandbox)
-    until(lambda: not list(machines.layout.sandboxes.iterdir()), within_s=30, what=machines.last_words)
+    until(lambda: not list(machines.layout.sandboxes.glob("plc_*")), within_s=30, what=machines.last_words)
 
 
 def _kill_agent(one: Instance) -> None:
