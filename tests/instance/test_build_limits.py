@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from e2b import Template
@@ -140,4 +141,25 @@ def test_whoever_gives_up_first_the_create_says_what_its_start_command_said(
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "START_COMMAND_FAILED"), refused.text
     assert words in refused.json()["error"]["message"], refused.text
     assert "waiting for less memory" in refused.json()["error"]["message"], refused.text
+    nothing_left(instance)
+
+
+def test_a_file_for_which_there_is_no_memory_is_named_and_one_with_room_is_taken(instance: Instance, client: Client, name: str) -> None:
+    """The runtime holds each file whole to hand it out; the kernel ends it where that does not fit, however often it is tried."""
+    write = "head -c 200M /dev/urandom >/home/user/large"
+
+    def build(memory_mib: int) -> dict[str, Any]:
+        asked = client.http.post("/v3/templates", json={"name": name, "memoryMB": memory_mib}).raise_for_status().json()
+        path = f"/templates/{asked['templateID']}/builds/{asked['buildID']}"
+        recipe = {"fromTemplate": "base", "steps": [{"type": "RUN", "args": ["true"]}, {"type": "RUN", "args": [write]}]}
+        client.http.post(f"/v2{path}", json=recipe).raise_for_status()
+        return ended(client, {"path": f"{path}/status", **asked})
+
+    failed = build(128)
+    assert (failed["status"], failed["reason"]["step"]) == ("error", "2"), failed
+    assert "build it with more memory than its largest file has" in failed["reason"]["message"], failed
+    assert not any("once more" in line for line in failed["logs"]), failed["logs"]
+    nothing_left(instance)
+    done = build(512)
+    assert done["status"] == "ready", done
     nothing_left(instance)

@@ -39,6 +39,15 @@ def pack(command: Sequence[str], *, stdin: IO[bytes] | None = None) -> bytes:
     return done.stdout or done.stderr[-TAIL_BYTES:]
 
 
+def out_of_memory() -> Refused:
+    """Why there is no layer where the kernel has ended the runtime meanwhile: a sentry holds each file whole to hand it out.
+
+    It would end so each time (gVisor, pkg/sentry/fsimpl/tmpfs/tar.go).
+    """
+    message = "a file that was written has no room in the sandbox's memory, which it needs to become part of a layer"
+    return Refused(Code.IMAGE_REFUSED, f"{message}: build it with more memory than its largest file has")
+
+
 def _read(said: bytes) -> Change:
     lines = said.splitlines()
     try:

@@ -511,9 +511,14 @@ class OciDriver(Moving):
             if not self._runtime.captures_running:
                 self._live.setdefault(placement_id, Live()).ending = True
                 await self._end(placement_id, strays=placement_id not in self._watches)
-            directory = self._view.directory(placement_id)
+            directory, group = self._view.directory(placement_id), self._view.group(placement_id)
+            kills = cgroups.oom_kills(self._layout, group)
             try:
                 return await self._blocking(lambda: capturing.capture(self._runtime, directory, placement_id, packer, target))
+            except Refused as error:
+                if error.code is not Code.PLACEMENT_LOST or cgroups.oom_kills(self._layout, group) <= kills:
+                    raise
+                raise capturing.out_of_memory() from error
             except OSError as error:
                 raise self._disk_error(error) from error
 
