@@ -35,6 +35,7 @@ from atoll.images import signing
 from atoll.store import facts, hosts
 from atoll.wire import agent as wire
 from tests.builders import IMAGE
+from tests.store import whole
 
 OPERATOR_KEY = "e2b_" + "0" * 40
 EDGE_TOKEN = "edge-token"
@@ -135,6 +136,7 @@ class World:
     async def start(self) -> None:
         if not (self.path / "secrets").exists():
             self.write_files()
+            await whole.sqlite(self.database)
         self.control = Control(self.settings(), clock=self.clock, dice=os.urandom)
         await self.control.start()
 

@@ -17,6 +17,7 @@ from atoll.store import facts, hosts, schema, tenancy
 from atoll.store.engine import SqliteStore, Store
 from atoll.store.postgres import PostgresStore
 from tests.builders import NOW, fresh, host, sandbox, team
+from tests.store import whole
 from tests.store.server import Server
 
 Filled = tuple[Team, Host]
@@ -33,6 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     """For what is SQLite's own."""
+    await whole.sqlite(tmp_path / "atoll.db")
     opened = SqliteStore(tmp_path / "atoll.db")
     await opened.write(schema.migrate)
     yield opened
@@ -43,10 +45,11 @@ async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     opened: Store
     if request.param == "sqlite":
+        await whole.sqlite(tmp_path / "atoll.db")
         opened = SqliteStore(tmp_path / "atoll.db")
     else:
         server: Server = request.getfixturevalue("server")
-        opened = PostgresStore(await server.database(), dice=os.urandom)
+        opened = PostgresStore(await whole.postgres(server), dice=os.urandom)
     await opened.write(schema.migrate)
     yield opened
     await opened.close()
@@ -85,7 +88,7 @@ def count(conn: sa.Connection, table: sa.Table) -> int:
 @pytest.fixture
 async def replicas(server: Server) -> AsyncIterator[tuple[PostgresStore, PostgresStore]]:
     """Two of one database, as of two control processes."""
-    url = await server.database()
+    url = await whole.postgres(server)
     both = (PostgresStore(url, dice=os.urandom), PostgresStore(url, dice=os.urandom))
     await both[0].write(schema.migrate)
     yield both

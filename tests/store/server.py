@@ -28,11 +28,13 @@ def binaries() -> Path:
 
 @dataclass
 class Server:
-    """A running server. `database` gives the URL of a new, empty database."""
+    """A running server. `database` gives the URL of a new database: empty, or `like` another one that nobody uses."""
 
     directory: Path
     process: subprocess.Popen[bytes]
     numbers: itertools.count[int] = field(default_factory=itertools.count)
+    whole: str | None = None
+    """The database that `tests/store/whole.py` copies."""
 
     @classmethod
     def start(cls, directory: Path) -> Server:
@@ -60,11 +62,11 @@ class Server:
             time.sleep(0.05)
         return server
 
-    async def database(self) -> str:
+    async def database(self, *, like: str | None = None) -> str:
         name = f"t{next(self.numbers)}"
         connection = await asyncpg.connect(host=str(self.directory), user=USER, database="postgres")
         try:
-            await connection.execute(f"CREATE DATABASE {name}")
+            await connection.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {like}" if like else ""))
         finally:
             await connection.close()
         return f"postgresql+asyncpg://{USER}@/{name}?host={self.directory}"
