@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from atoll.drivers.oci.moving import INBOX
+from atoll.drivers.oci.programs import PROGRAMS as COPIES
 from atoll.drivers.oci.saves import SNAPSHOTS
 from atoll.programs import identity
 from atoll.programs.layout import BINARIES, Layout
@@ -104,7 +105,7 @@ class Instance:
         found += [
             f"directory {path}"
             for path in self.layout.sandboxes.iterdir()
-            if path.is_dir() and (path.name not in (SNAPSHOTS, INBOX) or any(path.iterdir()))
+            if path.is_dir() and path.name != COPIES and (path.name not in (SNAPSHOTS, INBOX) or any(path.iterdir()))
         ]
         return found
 
