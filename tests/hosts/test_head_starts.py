@@ -16,6 +16,7 @@ import pytest
 
 from atoll.agent import origins
 from atoll.drivers.oci.config import Names
+from atoll.drivers.oci.programs import PROGRAMS as COPIES
 from tests.hosts.guests import BINARIES, Guest, missing
 from tests.hosts.rig import Machine, Rig, opened, run, until
 
@@ -165,6 +166,9 @@ def anew(rig: Rig, machine: Machine, *, head_start_wait_s: float = 40, binaries:
         machine.configure("head_start_wait_s", wait_s)
         machine.binaries = programs
         others = programs is not None
+        # One that has had another version goes on from that, too.
+        for copy in (machine.home / "sandboxes" / COPIES).glob("runsc-*"):
+            copy.unlink()
         machine.start_agent()
         until(lambda: another_kind(rig, machine) == others and rig.healthy() == len(rig.machines), within_s=60, what=rig.last_words)
         seen = rig.hosts()[machine.name]["seenAt"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,16 @@ def name() -> str:
 
 
 @pytest.fixture
-def limited(instance: Instance, tmp_path: Path) -> Callable[..., None]:
-    """Applies a document with these limits of builds, and these timeouts of sandboxes."""
+def limited(instance: Instance, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Applies a document with these limits of builds, and these timeouts of sandboxes; afterwards there are none."""
 
     def apply(timeouts: Mapping[str, str] | None = None, **builds: str) -> None:
         document = tmp_path / "deployment.yaml"
         document.write_text(CLASSES + f"    timeouts: {written(timeouts or {})}\nbuilds: {written(builds)}\n")
         instance.run("config", "apply", str(document))
 
-    return apply
+    yield apply
+    apply()
 
 
 def written(limits: Mapping[str, str]) -> str:

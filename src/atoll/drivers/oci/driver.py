@@ -133,8 +133,8 @@ class OciDriver(Moving):
         config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         config.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._clear_inbox()
-        with contextlib.suppress(OSError):
-            # Without room for it now, it is made when the first guest needs it, who is told of the disk.
+        with contextlib.suppress(OSError, Refused):
+            # What cannot be had now is made when the first guest needs it, who is told of the disk, or of what is missing.
             for kept in self._kept_programs():
                 kept.open()
         self._write_resolv_conf(config.run_dir / RESOLV_CONF)

@@ -37,7 +37,7 @@ _MODE: Final = 0o755
 class Programs:
     """One program of one driver. `binary`: what new guests get; `spare`: how many earlier ones stay though nobody has them.
 
-    All block. *Errors*: OSError.
+    All block. *Errors*: OSError; Refused RUNTIME_MISSING where a copy is to be made of a program that is not there.
     """
 
     def __init__(self, name: str, binary: Path, state_dir: Path, *, spare: int = 0) -> None:
@@ -125,8 +125,12 @@ class Programs:
         return self._versions[path]
 
     def _copy(self, *, afresh: bool = False) -> Path:
-        with self._binary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        """*Errors*: OSError; Refused RUNTIME_MISSING."""
+        try:
+            with self._binary.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise Refused(Code.RUNTIME_MISSING, f"{self._binary} cannot be read: {error.strerror}") from error
         place = self._directory / f"{self.name}-{digest}"
         if afresh or not place.exists():
             self._directory.mkdir(exist_ok=True, mode=0o700)
