@@ -109,6 +109,7 @@ async def test_killed_while_the_runtime_starts(scene, attempt):
         await stand.close()
 
 
+@pytest.mark.timeout(300)
 async def test_killed_between_two_steps_of_a_save_or_restore(scene):
     """Whoever comes next finds a guest that goes on, or what was saved, whole; and never an older moment than was used."""
     for die_at in range(100):
