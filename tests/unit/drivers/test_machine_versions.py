@@ -3,7 +3,7 @@
 import pytest
 
 from atoll.base.errors import Code, Refused
-from atoll.drivers.machines import versions
+from atoll.drivers import versions
 
 
 def program(directory, version="1.2"):

@@ -11,7 +11,7 @@ from typing import Final
 
 from atoll.base.errors import Code, Refused
 from atoll.drivers.firecracker.config import FirecrackerConfig
-from atoll.drivers.machines.versions import version_of
+from atoll.drivers.versions import version_of
 
 FIRECRACKER: Final = "firecracker"
 """The copy's name. The jailer takes no other for a Firecracker, and a machine's process is known by it."""

@@ -30,6 +30,7 @@ from atoll.drivers.oci.config import OciConfig
 from atoll.drivers.oci.driver import OciDriver, no_step
 from atoll.drivers.oci.images import BASE_NAME, Blocking, Images
 from atoll.drivers.oci.moving import Needs, instructions
+from atoll.drivers.oci.programs import Programs
 from atoll.drivers.oci.runtime import Launch
 from atoll.drivers.oci.slots import SlotPool
 from atoll.drivers.oci.slotworks import Slot
@@ -137,6 +138,10 @@ class MachineDriver(OciDriver):
         return self._machines.boot_limit_s(self._machine.accelerator)
 
     # -- where containers differ
+
+    def _kept_programs(self) -> Sequence[Programs]:
+        # A machine's guest program is in its memory, and in what it boots from.
+        return ()
 
     async def _prepare(self, order: Order, rootfs: Path) -> None:
         if self._lacks is not None:

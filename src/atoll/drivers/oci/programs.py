@@ -15,7 +15,6 @@ import filecmp
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.base.errors import Code, Refused
+from atoll.drivers import versions
 
 PROGRAMS: Final = ".programs"
 """Beside the placements' directories: copies, by name and digest."""
@@ -31,6 +31,9 @@ RUNTIME: Final = "runsc"
 """In a placement's directory, and in that of what is saved: its programs."""
 DRAFT_S: Final = 600.0
 VERSION_S: Final = 10.0
+DIGESTS: Final = "digests"
+"""Beside the copies: of which file each is, so that what has not changed is not read again."""
+_VERSION_MAX: Final = 128
 _MODE: Final = 0o755
 
 
@@ -46,7 +49,7 @@ class Programs:
         self._directory = state_dir / PROGRAMS
         self._spare = spare
         self._current: Path | None = None
-        self._versions: dict[Path, str] = {}
+        self._versions: dict[tuple[int, int, int], str] = {}
 
     def open(self) -> None:
         """Have the copy for new guests, and remove those that nobody has any more."""
@@ -75,7 +78,7 @@ class Programs:
             os.link(saved / self.name, place)
             return place
         try:
-            os.link(self._current or self._copy(), place)
+            os.link(self._newest(), place)
         except OSError as error:
             if error.errno not in (errno.EMLINK, errno.ENOENT):
                 raise
@@ -88,7 +91,7 @@ class Programs:
         came = saved / self.name
         if not came.exists():
             return
-        current = self._current or self._copy()
+        current = self._newest()
         if filecmp.cmp(came, current, shallow=False):
             with contextlib.suppress(OSError):
                 came.unlink()
@@ -96,39 +99,32 @@ class Programs:
                 return
         came.chmod(_MODE)
 
-    def version_of(self, saved: Path | None = None) -> str:
-        """What it calls itself: that of a placement or a save, or the one that new guests get. *Errors*: Refused RUNTIME_MISSING; OSError."""
-        own = saved / self.name if saved is not None else self._directory
-        found = own if own.is_file() else self._current or self._copy()
-        for copy in self.copies():
-            if copy.samefile(found):
-                return self._version(copy)
-        return self._version(found)
+    def version_of(self, saved: Path) -> str:
+        """What that of a placement or a save calls itself; where it has none, the one that new guests get. *Errors*: Refused RUNTIME_MISSING; OSError."""
+        own = saved / self.name
+        return self._version(own if own.exists() else self._newest())
 
     def versions(self) -> dict[str, Path]:
         """All copies by what they call themselves; the first is what new guests get. *Errors*: as `version_of`."""
-        current = self._current or self._copy()
-        return {self._version(path): path for path in (current, *(path for path in self.copies() if path != current))}
+        newest = self._newest()
+        return {self._version(path): path for path in (newest, *(path for path in self.copies() if path != newest))}
 
     def _version(self, path: Path) -> str:
-        if path not in self._versions:
-            try:
-                done = subprocess.run(
-                    [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=VERSION_S, check=True
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                raise Refused(Code.RUNTIME_MISSING, f"{path} does not say its version: {type(error).__name__}") from error
-            version = done.stdout.partition("\n")[0].replace(" version ", " ").strip()[:128]
-            if path.parent != self._directory:
-                return version
-            self._versions[path] = version
-        return self._versions[path]
+        """Asked once: whatever name of it is asked for."""
+        found = path.stat()
+        known = (found.st_dev, found.st_ino, found.st_size)
+        if known not in self._versions:
+            self._versions[known] = versions.ask(path, within_s=VERSION_S).replace(" version ", " ")[:_VERSION_MAX]
+        return self._versions[known]
+
+    def _newest(self) -> Path:
+        """The copy that new guests get. *Errors*: as `_copy`."""
+        return self._current or self._copy()
 
     def _copy(self, *, afresh: bool = False) -> Path:
         """*Errors*: OSError; Refused RUNTIME_MISSING."""
         try:
-            with self._binary.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = versions.noted(self._binary, self._directory / DIGESTS, self._digest)
         except OSError as error:
             raise Refused(Code.RUNTIME_MISSING, f"{self._binary} cannot be read: {error.strerror}") from error
         place = self._directory / f"{self.name}-{digest}"
@@ -148,6 +144,10 @@ class Programs:
             path.rename(place)
         self._current = place
         return place
+
+    def _digest(self) -> str:
+        with self._binary.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def keep(name: str, directory: Path, draft: Path) -> None:

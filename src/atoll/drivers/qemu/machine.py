@@ -21,11 +21,11 @@ from atoll.drivers.machines import cell as cells
 from atoll.drivers.machines.cell import Cell
 from atoll.drivers.machines.config import Accelerator
 from atoll.drivers.machines.runtime import DEVICES, ENVIRONMENT, KVM_DEVICE, MEMORY, RUN, STARTING, VM, MachineRuntime, Parts
-from atoll.drivers.machines.versions import version_of
 from atoll.drivers.oci.runtime import CONSOLE, Launch, last_words, read_pid, run
 from atoll.drivers.qemu import jail, memory, options, qmp
 from atoll.drivers.qemu.config import OVERHEAD_MIB, QemuConfig
 from atoll.drivers.sockets import connect
+from atoll.drivers.versions import version_of
 from atoll.hostops import cgroups, processes
 from atoll.hostops.cgroups import Layout
 from atoll.images import kernels
