@@ -81,24 +81,22 @@ func (e *Edge) serveAPI(w http.ResponseWriter, r *http.Request) {
 	forwarded(x.out.Header, r)
 	response, err := e.api.send(x)
 	if err != nil {
-		if x.departed() {
-			x.abort()
-		}
-		e.metrics.apiFailed.Add(1)
-		part(w, r)
-		e.explainControl(w, r, err)
+		e.controlLost(x, err)
 		return
 	}
 	e.api.lastHeard.Store(time.Now().UnixNano())
 	e.metrics.apiCarried(response.StatusCode)
 	if err := x.deliver(response); err != nil {
-		if x.departed() {
-			x.abort()
-		}
-		e.metrics.apiFailed.Add(1)
-		part(w, r)
-		e.explainControl(w, r, err)
+		e.controlLost(x, err)
 	}
+}
+
+// controlLost answers in control's stead.
+func (e *Edge) controlLost(x *exchange, err error) {
+	x.giveUpAlone()
+	e.metrics.apiFailed.Add(1)
+	part(x.writer, x.in)
+	e.explainControl(x.writer, x.in, err)
 }
 
 // send retries, within its patience, while control's port is closed: then nothing has been sent, and a restart of control

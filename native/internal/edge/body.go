@@ -124,6 +124,13 @@ func (x *exchange) abort() {
 	panic(http.ErrAbortHandler)
 }
 
+// giveUpAlone aborts where the client has gone: nobody is there to be told.
+func (x *exchange) giveUpAlone() {
+	if x.departed() {
+		x.abort()
+	}
+}
+
 // A client whose request is not wanted to its end has so long to notice, before its connection is closed.
 const lingering = 5 * time.Second
 

@@ -52,9 +52,7 @@ func (e *Edge) serveRegistry(w http.ResponseWriter, r *http.Request) {
 	forwarded(x.out.Header, r)
 	response, err := e.registry.send(x)
 	if err != nil {
-		if x.departed() {
-			x.abort()
-		}
+		x.giveUpAlone()
 		part(w, r)
 		status := http.StatusBadGateway
 		var noDial *errNoDial
@@ -67,9 +65,7 @@ func (e *Edge) serveRegistry(w http.ResponseWriter, r *http.Request) {
 	}
 	e.registry.lastHeard.Store(time.Now().UnixNano())
 	if x.deliver(response) != nil {
-		if x.departed() {
-			x.abort()
-		}
+		x.giveUpAlone()
 		part(w, r)
 		registryAway(w, http.StatusBadGateway)
 	}

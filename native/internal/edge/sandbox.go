@@ -170,18 +170,14 @@ func (e *Edge) carry(w http.ResponseWriter, r *http.Request, t target, found *en
 	}
 	response, err := x.send(func(out *http.Request) (*http.Response, error) { return placement.RoundTrip(out, port, wire) })
 	if err != nil {
-		if x.departed() {
-			x.abort() // the client has gone: nobody is there to be told
-		}
+		x.giveUpAlone()
 		refusal, retry = e.explain(err, route, t.port)
 		return refusal, retry && x.untouched()
 	}
 	e.metrics.carried(response.StatusCode)
 	x.ending = lease.OnEnd
 	if err := x.deliver(response); err != nil {
-		if x.departed() {
-			x.abort()
-		}
+		x.giveUpAlone()
 		lease.Leave()
 		x.unhurried()
 		if placement.Ended() {
