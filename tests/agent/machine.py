@@ -280,8 +280,8 @@ class MachineGuests:
         self.fuse.pass_("after lull")
         return True
 
-    async def meet(self, record, address, *, token, init, waiting):
-        secret = await token()
+    async def meet(self, record, address, host):
+        secret = await host.token()
         assert secret.reveal() == f"token of {record.placement_id}"
         if self.gate is not None:
             await self.gate.wait()
@@ -291,7 +291,7 @@ class MachineGuests:
         assert thing.power is Power.RUNNING, "what is frozen or saved answers nobody"
         hello = self._hello(record, thing)
         if lacks_init(record, hello):
-            content = await init(hello)
+            content = await host.init(hello)
             assert thing.saved is None, "it could be begun again from before this use"
             self.fuse.pass_("before init")
             thing.initialised, thing.asleep, thing.revision = True, False, content.revision

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.agent.guestline import GuestLine, LineBroken
-from atoll.agent.handshake import TcpGuests, init_of
+from atoll.agent.handshake import Meeting, TcpGuests, init_of
 from atoll.agent.record import Blueprint, Record
 from atoll.base.errors import Code, Refused
 from atoll.base.secret import Secret
@@ -98,7 +98,7 @@ async def meet(port, *, record=RECORD, payload=None, clock=None, said=None):
     async def waiting(words):
         (said if said is not None else []).append(words)
 
-    return await TcpGuests(clock or Clock(), port=port).meet(record, "127.0.0.1", token=token, init=init, waiting=waiting)
+    return await TcpGuests(clock or Clock(), port=port).meet(record, "127.0.0.1", Meeting(token, init, waiting))
 
 
 async def test_hello_then_init_on_one_connection():
@@ -302,7 +302,7 @@ async def hand_over(guests, record, env):
     async def waiting(_words):
         raise AssertionError("it has no start command")
 
-    return await guests.meet(record, "127.0.0.1", token=token, init=init, waiting=waiting)
+    return await guests.meet(record, "127.0.0.1", Meeting(token, init, waiting))
 
 
 async def test_a_guest_made_ahead_is_handed_over_on_the_line_on_which_it_has_proved_itself():

@@ -76,16 +76,14 @@ class Arrivals:
             try:
                 await asyncio.to_thread(shutil.rmtree, inbox, ignore_errors=True)
                 await self._store.fetch(digest, inbox)
-                await _to_its_end(driver.receive(order, facts, inbox, snapshot_id=snapshot_id), cut=snapshot_id is None)
+                receiving = driver.receive(order, facts, inbox, snapshot_id=snapshot_id)
+                await (receiving if snapshot_id is None else _to_its_end(receiving))
             finally:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, inbox, ignore_errors=True))
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None], *, cut: bool) -> None:
-    """Wait for it, and, unless it may be cut, also where nobody does any more: what a thread is at would go on all the same."""
-    if cut:
-        await work
-        return
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for it, also where nobody does any more: what a thread is at would go on all the same."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

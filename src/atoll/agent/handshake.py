@@ -50,22 +50,23 @@ KEPT_S: Final = 600.0
 """A line to a guest that was made ahead, without a word: guests hang up after 640 s (native/internal/guest)."""
 KEPT_MAX: Final = 256
 
-Waiting = Callable[[str], Awaitable[None]]
-"""`waiting(words)`: what a guest's start command says, which is not ready yet."""
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a guest is met with."""
+
+    token: Callable[[], Awaitable[Secret]]
+    """What it knows the agent by."""
+    init: Callable[[Hello], Awaitable[Init]]
+    """What it is to be, by what it has said of itself."""
+    waiting: Callable[[str], Awaitable[None]]
+    """Told what its start command says, which is not ready yet."""
 
 
 class Guests(Protocol):
     """How the agent meets guests; the simulator has its own."""
 
-    async def meet(
-        self,
-        record: Record,
-        address: str,
-        *,
-        token: Callable[[], Awaitable[Secret]],
-        init: Callable[[Hello], Awaitable[Init]],
-        waiting: Waiting,
-    ) -> Hello:
+    async def meet(self, record: Record, address: str, host: Meeting) -> Hello:
         """Return when the guest at `address` has proved itself, is initialised, and its start command is ready.
 
         *Errors*: Refused GUEST_IDENTITY_MISMATCH, GUEST_BOOT_TIMEOUT, START_FAILED (it refused init), START_COMMAND_FAILED.
@@ -93,22 +94,12 @@ class TcpGuests:
         for placement_id in list(self._kept):
             self._hang_up(self._kept[placement_id], placement_id)
 
-    async def meet(
-        self,
-        record: Record,
-        address: str,
-        *,
-        token: Callable[[], Awaitable[Secret]],
-        init: Callable[[Hello], Awaitable[Init]],
-        waiting: Waiting,
-    ) -> Hello:
+    async def meet(self, record: Record, address: str, host: Meeting) -> Hello:
         """See Guests."""
-        secret, hello = await self._met(record, address, token, init)
-        return await self._started(record, address, secret, waiting) if waits(record) else hello
+        secret, hello = await self._met(record, address, host)
+        return await self._started(record, address, secret, host) if waits(record) else hello
 
-    async def _met(
-        self, record: Record, address: str, token: Callable[[], Awaitable[Secret]], init: Callable[[Hello], Awaitable[Init]]
-    ) -> tuple[Secret, Hello]:
+    async def _met(self, record: Record, address: str, host: Meeting) -> tuple[Secret, Hello]:
         """The guest's hello once it has proved itself and is initialised, and what it knows the agent by."""
         assert record.blueprint is not None
         # What a start command takes is counted by itself: a guest that was slow to answer has no less time for it.
@@ -116,14 +107,14 @@ class TcpGuests:
         last = "nothing answered"
         try:
             async with asyncio.timeout(ready_s):
-                secret = await token()
-                if (met := await self._on_kept_line(record, address, secret, init)) is not None:
+                secret = await host.token()
+                if (met := await self._on_kept_line(record, address, secret, host.init)) is not None:
                     return secret, met
                 began = self._clock.boot()
                 connect_s, pause_s = CONNECT_FIRST_S, PAUSE_FIRST_S
                 while True:
                     try:
-                        return secret, await self._once(record, address, secret, init, connect_s)
+                        return secret, await self._once(record, address, secret, host.init, connect_s)
                     except LineBroken as error:
                         last = str(error)
                     if self._clock.boot() - began > QUICK_S:
@@ -144,7 +135,7 @@ class TcpGuests:
             return False
         return status == 204
 
-    async def _started(self, record: Record, address: str, token: Secret, waiting: Waiting) -> Hello:
+    async def _started(self, record: Record, address: str, token: Secret, host: Meeting) -> Hello:
         """The guest's hello once its start command is ready. *Errors*: Refused START_COMMAND_FAILED."""
         assert record.blueprint is not None
         start_s = record.blueprint.spec.start_s
@@ -162,7 +153,7 @@ class TcpGuests:
                             return hello
                     if self._clock.boot() >= tell_at and last != told:
                         told, tell_at = last, self._clock.boot() + TOLD_S
-                        await waiting(last)
+                        await host.waiting(last)
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 1.5, START_PAUSE_MOST_S)
         except TimeoutError:

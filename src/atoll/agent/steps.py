@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from typing import Any, Final
 
 from atoll.agent.backoff import Backoff
-from atoll.agent.handshake import Guests, init_of
+from atoll.agent.handshake import Guests, Meeting, init_of
 from atoll.agent.lastwords import worth_keeping
 from atoll.agent.ledger import Ledger
 from atoll.agent.origins import Booted, Origins, instead
@@ -168,13 +168,12 @@ class Steps(Resting):
         """The guest's version, once it has proved itself and is initialised."""
         if not self._driver(record).capabilities.guest_handshake:
             return None
-        hello = await self._guests.meet(
-            record,
-            address,
+        meeting = Meeting(
             token=lambda: self._vault.token(record.placement_id),
             init=lambda hello: self._init(record, hello),
             waiting=lambda words: self._say_waiting(record.placement_id, words),
         )
+        hello = await self._guests.meet(record, address, meeting)
         return hello.guest_version[:VERSION_MAX] or None
 
     async def _init(self, record: Record, hello: Hello) -> Any:

@@ -65,10 +65,11 @@ def build_template(  # noqa: PLR0913, PLR0917 - a command has as many options as
     brought = secrets.brought(secret or (), ssh or ())
     secrets.check(built, brought)
     # Before control hears of it: a template that could not be begun would stay there without a build.
-    check(file.parent, built, ignoring(file.parent, file))
+    ignored = ignoring(file.parent, file)
+    check(file.parent, built, ignored)
     with session() as api:
         asked = api.request_build({"name": name, "cpuCount": cpu, "memoryMB": memory_mib})
-        recipe = {**document(api, str(asked["templateID"]), file, built, quiet=as_json), "force": no_cache}
+        recipe = {**document(api, str(asked["templateID"]), file, built, ignored, quiet=as_json), "force": no_cache}
         if brought.values:
             recipe["secrets"] = brought.values
         if username is not None or password_stdin:
@@ -111,9 +112,9 @@ def meant(what: str, place: Path | None, name: str | None) -> tuple[str, Path]:
     return name or folder.resolve().name.lower(), word
 
 
-def document(api: Api, template_id: str, file: Path, built: Built, *, quiet: bool) -> dict[str, Any]:
+def document(api: Api, template_id: str, file: Path, built: Built, ignored: Callable[[str], bool], *, quiet: bool) -> dict[str, Any]:
     """The recipe as the API takes it; what its steps copy is sent first, unless it was sent before."""
-    sender = _Sender(api, template_id, file.parent, ignoring(file.parent, file), built, quiet)
+    sender = _Sender(api, template_id, file.parent, ignored, built, quiet)
     *before, target = [(stage, [sender.step(one) for one in stage.steps]) for stage in built.stages]
     made: dict[str, Any] = {"steps": target[1], **_source(built, target[0])}
     if before:

@@ -6,8 +6,9 @@ answered 500 INTERNAL without its text.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -74,6 +75,21 @@ async def body(receive: Receive, *, limit: int) -> bytes:
             raise Refused(Code.BODY_TOO_LARGE, f"the message is larger than {limit} bytes")
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def parts(receive: Receive, *, quiet_s: float) -> AsyncIterator[bytes]:
+    """A body of many bytes as it comes. *Errors*: ConnectionError when the client leaves, or sends nothing for so long."""
+    while True:
+        try:
+            async with asyncio.timeout(quiet_s):
+                message = await receive()
+        except TimeoutError:
+            raise ConnectionError(f"nothing came for {quiet_s:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("the client left")
+        yield message.get("body", b"")
+        if not message.get("more_body"):
+            return
 
 
 def parse(model: type[M], data: bytes) -> M:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from starlette.types import Receive
 
 from atoll.base.errors import Code, Refused
+from atoll.control import asgi
 from atoll.control.artifacts.imports import free_bytes
 from atoll.images.library import Library
 
@@ -35,7 +36,7 @@ async def receive_file(
     with tempfile.NamedTemporaryFile(dir=place, prefix=".upload-", delete=False) as file:
         path = Path(file.name)
         try:
-            async for part in _parts(receive):
+            async for part in asgi.parts(receive, quiet_s=QUIET_S):
                 found += len(part)
                 if found > room:
                     raise Refused(Code.BODY_TOO_LARGE, f"there is room for {max(room, 0)} bytes")
@@ -49,24 +50,11 @@ async def receive_file(
                 # Before it has its name: who finds it here may count on it everywhere.
                 await library.keep_upload(path, name=target)
             path.replace(target)
+        except ConnectionError as error:
+            raise Refused(Code.INVALID_REQUEST, str(error)) from error
         except OSError as error:
             raise Refused(Code.HOST_DISK_FULL, f"what was sent could not be kept: {error.strerror}") from error
         finally:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
     return total.hexdigest(), found
-
-
-async def _parts(receive: Receive) -> AsyncIterator[bytes]:
-    """A body as it comes. *Errors*: Refused INVALID_REQUEST when the client leaves, or sends nothing for QUIET_S."""
-    while True:
-        try:
-            async with asyncio.timeout(QUIET_S):
-                message = await receive()
-        except TimeoutError as error:
-            raise Refused(Code.INVALID_REQUEST, f"nothing came for {QUIET_S:g} s") from error
-        if message["type"] == "http.disconnect":
-            raise Refused(Code.INVALID_REQUEST, "the client left")
-        yield message.get("body", b"")
-        if not message.get("more_body"):
-            return

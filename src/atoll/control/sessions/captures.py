@@ -20,6 +20,7 @@ from starlette.types import Receive
 
 from atoll.base.errors import Code, Refused, Unavailable
 from atoll.base.ids import Dice, Prefix, new_id
+from atoll.control import asgi
 from atoll.control.replicas.hub import Hub
 from atoll.control.replicas.peers import Peers
 from atoll.control.sessions.wishes import Open, Wishes
@@ -71,12 +72,12 @@ class Captures:
         """
         known = self.wishes.of(host_id, wish_id)
         if known is not None:
-            await self._take(known, entries, _parts(receive))
+            await self._take(known, entries, asgi.parts(receive, quiet_s=QUIET_S))
             return
         address = await self._peers.waiting(host_id, wish_id) if self._peers is not None else None
         if address is None or self._peers is None:
             raise Refused(Code.INVALID_REQUEST, "nobody waits for this layer")
-        digest, size = await self._keep(wish_id, _parts(receive))
+        digest, size = await self._keep(wish_id, asgi.parts(receive, quiet_s=QUIET_S))
         message = Came(host_id=host_id, wish_id=wish_id, address=self._peers.address, digest=f"sha256:{digest}", size=size, entries=entries)
         await self._peers.came(address, message)
 
@@ -139,17 +140,3 @@ class Captures:
 def _to_disk(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-async def _parts(receive: Receive) -> AsyncIterator[bytes]:
-    while True:
-        try:
-            async with asyncio.timeout(QUIET_S):
-                message = await receive()
-        except TimeoutError:
-            raise ConnectionError from None
-        if message["type"] == "http.disconnect":
-            raise ConnectionError
-        yield message.get("body", b"")
-        if not message.get("more_body"):
-            return

@@ -12,12 +12,12 @@ import base64
 import json
 import random
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from atoll.agent.handshake import Waiting, lacks_init
+from atoll.agent.handshake import Meeting, lacks_init
 from atoll.agent.journal import Job, Journal
 from atoll.agent.record import Record
 from atoll.base.errors import AtollError, Code, OutcomeUnknown, Refused, Unavailable
@@ -161,21 +161,13 @@ class SimGuests:
         self._accepts = accepts
         """Told what a guest gets, before it takes it; raises when that is wrong."""
 
-    async def meet(
-        self,
-        record: Record,
-        address: str,
-        *,
-        token: Callable[[], Awaitable[Secret]],
-        init: Callable[[Hello], Awaitable[Init]],
-        waiting: Waiting,
-    ) -> Hello:
+    async def meet(self, record: Record, address: str, host: Meeting) -> Hello:
         """See Guests."""
         blueprint = record.blueprint
         assert blueprint is not None
         try:
             async with asyncio.timeout(blueprint.ready_s):
-                secret = await token()
+                secret = await host.token()
                 while not self._answers(record.placement_id):  # noqa: ASYNC110 - virtual time
                     await asyncio.sleep(_MEET_S)
                 order = self._machine.placements[record.placement_id].order
@@ -183,7 +175,7 @@ class SimGuests:
                     raise Refused(Code.GUEST_IDENTITY_MISMATCH, "another guest answered")
                 hello = self._hello(record)
                 if lacks_init(record, hello):
-                    content = await init(hello)
+                    content = await host.init(hello)
                     await asyncio.sleep(_MEET_S / 5)
                     self._process.check()
                     if self._answers(record.placement_id):
